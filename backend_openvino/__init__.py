@@ -1,0 +1,1 @@
+"""Runs TOSA programs on OpenVINO in the device's own buffers."""

@@ -1,0 +1,91 @@
+"""Operator records: one frozen row for each operator says what is admitted and how it is emitted.
+
+What the device advertises, what is admitted, what is emitted and docs/operators.md all come from these rows. Emitters
+see a `Site` (one operator of the graph being lowered) and return values. A value carries its layout: `layout[i]` is the
+TOSA axis that lies at stored axis i, so NHWC data kept as NCHW has layout (0, 3, 1, 2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+import numpy as np
+import openvino as ov
+from numpy.typing import NDArray
+
+from virtaccel.tosa_graph.graph import AttributeValue, DType, Op, Operator, TosaError
+
+if TYPE_CHECKING:
+    from virtaccel.backend_openvino.lowering.builder import Builder
+
+Layout: TypeAlias = tuple[int, ...]
+Array: TypeAlias = NDArray[np.generic]
+
+
+class Refused(TosaError):
+    """This backend does not run the operator as TOSA defines it, so the program is not admitted; the text says why."""
+
+
+class Value(NamedTuple):
+    """A tensor while lowering: the node output that holds it, its TOSA type and shape (TOSA's axis order), its layout.
+
+    `constant` is the array (TOSA's axis order) if the value is known while lowering.
+    """
+
+    output: ov.Output
+    dtype: DType
+    shape: tuple[int, ...]
+    layout: Layout
+    constant: Array | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """One operator being lowered. `inputs` are tensor operands in order; SHAPE operands are in `shapes` (by position
+    among all operands) as tuples of ints."""
+
+    builder: Builder
+    operator: Operator
+    inputs: tuple[Value | None, ...]
+    shapes: Mapping[int, tuple[int, ...]]
+    out_shapes: tuple[tuple[int, ...], ...]
+    out_dtypes: tuple[DType, ...]
+
+    @property
+    def attributes(self) -> Mapping[str, AttributeValue]:
+        return self.operator.attributes
+
+    def refuse(self, reason: str) -> Refused:
+        return Refused(f"{self.operator.op.name}: {reason}")
+
+
+Emitter: TypeAlias = Callable[[Site], tuple[Value, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """How this backend runs one operator.
+
+    `types` are the admitted combinations: the TOSA types of the tensor operands that the standard lets vary, outputs
+    last, as the standard's own table of supported types lists them. `exact` says bit for bit, otherwise within TOSA's
+    bound. `how` is one line for docs/operators.md.
+    """
+
+    op: Op
+    types: frozenset[tuple[DType, ...]]
+    emit: Emitter
+    how: str
+    exact: bool
+
+
+RECORDS: dict[Op, Record] = {}
+
+
+def register(*records: Record) -> None:
+    """Add rows; a module of operators calls this once at its end."""
+    for record in records:
+        if record.op in RECORDS:
+            raise ValueError(f"{record.op.name} registered twice")
+        RECORDS[record.op] = record

@@ -1,0 +1,1 @@
+"""The other side of the device: client, transports, API, command line, conformance, fuzzing, benchmarks."""

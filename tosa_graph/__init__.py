@@ -1,0 +1,1 @@
+"""TOSA graphs: bounded reader of untrusted files, validation against the standard, and a writer. No runtime, no device."""

@@ -1,0 +1,1 @@
+"""Split virtqueues and guest memory. Knows nothing of accelerators."""
