@@ -1,0 +1,94 @@
+"""The seam between the client and whatever carries its frames: configuration, completions, the `Transport` protocol.
+
+Knows the 16 configuration bytes (wire-abi.md, section 2) as a 1.0 driver reads them. Knows no command, no ring and no
+object. Standard library only: this also runs inside a guest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol, TypeAlias
+
+from virtaccel.device import wire
+
+Part: TypeAlias = bytes | bytearray | memoryview
+"""A piece of a request frame; a memoryview is contiguous and of format 'B'."""
+
+
+class TransportError(Exception):
+    """The way to the device broke: it is closed, gone, or its ring cannot be trusted. Nothing more can be asked."""
+
+
+class Backpressure(Exception):
+    """No free descriptors or no room for the frame just now. Nothing was published: collect something, then retry."""
+
+
+class ConfigError(TransportError):
+    """The device's configuration is not one that a 1.0 driver can work with; the text says which field."""
+
+
+class Config(NamedTuple):
+    """The configuration prefix (wire-abi.md, section 2). Frame limits are in bytes and include the 16-byte header."""
+
+    protocol_major: int
+    protocol_minor: int
+    command_queue_count: int
+    max_chain_descriptors: int
+    max_request_bytes: int
+    max_response_bytes: int
+
+
+class Completion(NamedTuple):
+    """A command that came back. `response` holds exactly the bytes the device says it wrote, and is valid until the
+    next `publish`, `collect`, `reset` or `close`."""
+
+    token: int
+    response: memoryview
+
+
+class Transport(Protocol):
+    """One command queue of one device. Single threaded. All methods raise TransportError when the device is gone."""
+
+    @property
+    def config(self) -> Config: ...
+
+    def publish(self, request: Sequence[Part], capacity: int) -> int:
+        """Hand one frame (its parts, in order) to the device with room for `capacity` response bytes. Returns a token
+        that is unique among outstanding commands. Raises Backpressure. The parts may be reused when this returns."""
+
+    def collect(self, timeout: float | None) -> Completion | None:
+        """The next finished command, in whatever order the device finishes them. Waits up to `timeout` seconds (None:
+        as long as it takes, 0: not at all) and returns None if nothing finished. Waiting does not spin."""
+
+    def reset(self) -> None:
+        """Reset the device: every object and every outstanding command is gone, tokens and request IDs start anew."""
+
+    def close(self) -> None:
+        """Give back the queue and its memory. May be called twice."""
+
+
+_Rule: TypeAlias = tuple[str, int, int]
+_RULES: tuple[_Rule, ...] = (
+    ("protocol_major", wire.PROTOCOL_MAJOR, wire.PROTOCOL_MAJOR),
+    ("command_queue_count", 1, 1),
+    ("max_chain_descriptors", 2, wire.HARD_MAX_CHAIN_DESCRIPTORS),
+    ("max_request_bytes", wire.MIN_MAX_REQUEST_BYTES, wire.HARD_MAX_REQUEST_BYTES),
+    ("max_response_bytes", wire.MIN_MAX_RESPONSE_BYTES, wire.HARD_MAX_RESPONSE_BYTES),
+)
+
+
+def decode_config(raw: bytes | bytearray | memoryview, queue_size: int = wire.HARD_MAX_CHAIN_DESCRIPTORS) -> Config:
+    """Read and check the prefix. A higher minor version is accepted, bytes after the prefix are ignored. Raises
+    ConfigError: nothing may be allocated from a configuration that is not valid."""
+    if len(raw) < wire.CONFIG.size:
+        raise ConfigError(f"configuration has {len(raw)} bytes, a 1.0 device has {wire.CONFIG.size}")
+    config = Config._make(wire.CONFIG.unpack_from(raw))
+    for name, lowest, highest in _RULES:
+        value = getattr(config, name)
+        if not lowest <= value <= highest:
+            raise ConfigError(f"device configuration: {name} is {value}, must be {lowest} to {highest}")
+    if config.max_chain_descriptors > queue_size:
+        raise ConfigError(
+            f"device configuration: max_chain_descriptors {config.max_chain_descriptors} above queue size {queue_size}"
+        )
+    return config

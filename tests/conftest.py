@@ -1,0 +1,35 @@
+"""What every test may use: the folder of shared models and vectors, and a guard on how the packages are imported."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("device", "virtqueue", "tosa_graph", "backend_openvino", "guest_tools")
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The project's root folder."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of shared models, fixtures and conformance data beside the project; skips where it is absent."""
+    folder = ROOT.parent / "shared"
+    if not (folder / "conformance").is_dir():
+        pytest.skip("no ../shared beside the project: its models and vectors are not on this machine")
+    return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def imported_by_full_name() -> Iterator[None]:
+    """Each package is one module, `virtaccel.X`: a second one called `X` would have its own classes and registries."""
+    yield
+    bare = [name for name in sys.modules if name.split(".")[0] in PACKAGES]
+    assert not bare, f"imported without the virtaccel prefix: {bare}"
