@@ -79,6 +79,18 @@ class Record:
     how: str
     exact: bool
 
+    def admits(self, site: Site) -> bool:
+        """Whether the site's types are among `types`: a row's last type is the output's, the ones before it are the
+        first operands' in order; a row of one type is the output's, or the operands' where the output is BOOL."""
+        operands = tuple(value.dtype for value in site.inputs if value is not None)
+        output = site.out_dtypes[0] if site.out_dtypes else DType.UNKNOWN
+        for row in self.types:
+            if len(row) == 1 and (row[0] == output or (output is DType.BOOL and row == operands[:1])):
+                return True
+            if len(row) > 1 and row[-1] == output and row[:-1] == operands[: len(row) - 1]:
+                return True
+        return False
+
 
 RECORDS: dict[Op, Record] = {}
 

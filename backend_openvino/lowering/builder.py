@@ -1,0 +1,210 @@
+"""Walks a block of a TOSA graph and builds the OpenVINO model: operands, layouts, constants, inputs and outputs.
+
+It knows nothing of single operators, whose rows are in the registry; only CONST, CONST_SHAPE and IDENTITY, which emit
+nothing, live here. TOSA 1.0, sections 1.7 (tensors) and 2.14 (data nodes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import openvino as ov
+from openvino import opset15 as ops
+
+from virtaccel.backend_openvino.lowering import layout as axes
+from virtaccel.backend_openvino.lowering.numbers import (
+    ELEMENT_TYPES,
+    constant_node,
+    fold,
+    unpack,
+)
+from virtaccel.backend_openvino.lowering.registry import RECORDS, Array, Layout, Refused, Site, Value
+from virtaccel.tosa_graph.graph import Block, DType, Graph, Op, Operator, TosaError
+
+
+
+
+class Builder:
+    """Nodes of one block. Emitters get it as `site.builder`."""
+
+    def __init__(self, graph: Graph, block: Block) -> None:
+        self.graph = graph
+        self.block = block
+        self.values: dict[str, Value] = {}
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.producers: dict[str, Operator] = {}
+        self.readers: dict[str, int] = {}
+        self._laid_out: dict[tuple[str, int, Layout], ov.Output] = {}
+        for operator in block.operators:
+            for name in operator.inputs:
+                self.readers[name] = self.readers.get(name, 0) + 1
+            for name in operator.outputs:
+                self.producers[name] = operator
+
+    # ---- values
+
+    def value(
+        self,
+        output: ov.Output | ov.Node,
+        dtype: DType,
+        shape: Sequence[int],
+        layout: Layout | None = None,
+        constant: Array | None = None,
+    ) -> Value:
+        """A tensor held by `output`, of TOSA shape `shape`, stored in `layout` (None: TOSA's order)."""
+        held = output.output(0) if isinstance(output, ov.Node) else output
+        return Value(held, dtype, tuple(shape), axes.identity(len(shape)) if layout is None else layout, constant)
+
+    def constant(self, array: Array, dtype: DType) -> Value:
+        """A tensor known while lowering; `array` in TOSA's order, of the array type `unpack` gives for `dtype`."""
+        return Value(constant_node(array, dtype), dtype, array.shape, axes.identity(array.ndim), array)
+
+    def tosa(self, value: Value) -> ov.Output:
+        """The node that holds the value in TOSA's axis order."""
+        return self.to_layout(value, axes.identity(len(value.shape)))
+
+    def to_layout(self, value: Value, layout: Layout) -> ov.Output:
+        """The node that holds the value in `layout`; a constant is laid out now, anything else once and remembered."""
+        if value.layout == layout:
+            return value.output
+        key = (value.output.get_node().get_name(), value.output.get_index(), axes.permutation(value.layout, layout))
+        known = self._laid_out.get(key)
+        if known is None:
+            known = self._laid_out[key] = self._move(value, layout)
+        return known
+
+    def _move(self, value: Value, layout: Layout) -> ov.Output:
+        if value.constant is not None:
+            return constant_node(np.transpose(value.constant, layout), value.dtype)
+        if axes.same_memory(value.shape, value.layout, layout):
+            target = np.array(axes.stored(value.shape, layout), np.int64)
+            return ops.reshape(value.output, target, special_zero=False).output(0)
+        order = np.array(axes.permutation(value.layout, layout), np.int64)
+        return ops.transpose(value.output, order).output(0)
+
+    def align(self, *values: Value) -> tuple[list[ov.Output], Layout]:
+        """All operands in one layout, for elementwise work on operands of equal rank (broadcast axes have size 1).
+
+        The layout is the operands' own one that moves the fewest elements; constants and reshapes move nothing.
+        """
+        rank = len(values[0].shape)
+        if any(len(value.shape) != rank for value in values):
+            raise TosaError("operands of one elementwise operator differ in rank")
+        candidates = dict.fromkeys(value.layout for value in values if value.constant is None)
+        layout = min(
+            candidates or {axes.identity(rank): None},
+            key=lambda candidate: sum(self._moved(value, candidate) for value in values),
+        )
+        return [self.to_layout(value, layout) for value in values], layout
+
+    @staticmethod
+    def _moved(value: Value, layout: Layout) -> int:
+        if value.constant is not None or axes.same_memory(value.shape, value.layout, layout):
+            return 0
+        return int(np.prod(value.shape, dtype=np.int64))
+
+    # ---- walking
+
+    def operand(self, name: str) -> Value:
+        try:
+            return self.values[name]
+        except KeyError:
+            raise TosaError(f"tensor {name!r} is used before it is written") from None
+
+    def run(self) -> None:
+        """Emit every operator of the block; operands of inputs must be in `values` already."""
+        for operator in self.block.operators:
+            self._emit(operator)
+
+    def _emit(self, operator: Operator) -> None:
+        if operator.op is Op.CONST_SHAPE:
+            self._const_shape(operator)
+        elif operator.op is Op.CONST:
+            tensor = self.block.tensors[operator.outputs[0]]
+            if tensor.data is None:
+                raise TosaError(f"CONST: tensor {tensor.name!r} has no data")
+            self.values[tensor.name] = self.constant(unpack(tensor.data, tensor.shape, tensor.dtype), tensor.dtype)
+        elif operator.op is Op.IDENTITY:
+            self.values[operator.outputs[0]] = self.operand(operator.inputs[0])
+        else:
+            self._emit_record(operator)
+
+    def _const_shape(self, operator: Operator) -> None:
+        shape = self.block.shapes[operator.outputs[0]]
+        if shape.values is None:
+            raise TosaError(f"CONST_SHAPE: shape {shape.name!r} has no values")
+        self.shapes[shape.name] = shape.values
+
+    def site(self, operator: Operator) -> Site:
+        """The operator with its operands resolved."""
+        inputs: list[Value | None] = []
+        shapes: dict[int, tuple[int, ...]] = {}
+        for position, name in enumerate(operator.inputs):
+            if name in self.block.shapes:
+                if name not in self.shapes:
+                    raise Refused(f"{operator.op.name}: shape operand {name!r} is not a constant")
+                shapes[position] = self.shapes[name]
+            else:
+                inputs.append(self.operand(name) if name else None)
+        outputs = [self.block.tensors[name] for name in operator.outputs]
+        return Site(
+            self, operator, tuple(inputs), shapes,
+            tuple(tensor.shape for tensor in outputs), tuple(tensor.dtype for tensor in outputs),
+        )  # fmt: skip
+
+    def _emit_record(self, operator: Operator) -> None:
+        record = RECORDS.get(operator.op)
+        if record is None:
+            raise Refused(f"{operator.op.name}: not run by this backend")
+        site = self.site(operator)
+        if not record.admits(site):
+            found = [value.dtype.name for value in site.inputs if value] + [d.name for d in site.out_dtypes]
+            raise site.refuse(f"not run for the types {', '.join(found)}")
+        folded = fold(site)
+        results = (self.constant(folded, site.out_dtypes[0]),) if folded is not None else record.emit(site)
+        for name, value, shape in zip(operator.outputs, results, site.out_shapes, strict=True):
+            if value.shape != shape:
+                raise site.refuse(f"gives shape {value.shape} where {name!r} has {shape}")
+            self.values[name] = value
+
+    # ---- inputs and outputs
+
+    def parameters(self) -> list[ov.op.Parameter]:
+        """One Parameter for each input, in order, in TOSA's type and axis order."""
+        nodes: list[ov.op.Parameter] = []
+        for name in self.block.inputs:
+            tensor = self.block.tensors[name]
+            node = ops.parameter(list(tensor.shape), ELEMENT_TYPES[tensor.dtype], name=f"in{len(nodes)}")
+            self.values[name] = self.value(node, tensor.dtype, tensor.shape)
+            nodes.append(node)
+        return nodes
+
+    def results(self) -> list[ov.op.Result]:
+        """One Result for each output, in order, in TOSA's type and axis order."""
+        nodes: list[ov.op.Result] = []
+        seen: set[tuple[str, int]] = set()
+        for name in self.block.outputs:
+            value = self.operand(name)
+            output = self.tosa(value)
+            node = output.get_node()
+            key = (node.get_name(), output.get_index())
+            if node.get_type_name() in ("Parameter", "Constant", "Reshape") or key in seen:
+                # A parameter or constant wired straight to a result is never written, one node wired to two results is
+                # written once; a Convert to the same type copies bit for bit.
+                output = ops.convert(output, ELEMENT_TYPES[value.dtype]).output(0)
+            seen.add(key)
+            nodes.append(ops.result(output, name=f"out{len(nodes)}"))
+        return nodes
+
+
+def lower(graph: Graph) -> ov.Model:
+    """The OpenVINO model of a validated graph of known shapes: Parameters in input order and Results in output order,
+    in TOSA axis order and element types.
+
+    Raises `Refused` with the operator's name if an operator is not run as TOSA defines it.
+    """
+    builder = Builder(graph, graph.main)
+    parameters = builder.parameters()
+    builder.run()
+    return ov.Model(builder.results(), parameters, "tosa")
