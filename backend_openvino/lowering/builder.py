@@ -17,12 +17,11 @@ from virtaccel.backend_openvino.lowering.numbers import (
     ELEMENT_TYPES,
     constant_node,
     fold,
+    packed_node,
     unpack,
 )
 from virtaccel.backend_openvino.lowering.registry import RECORDS, Array, Layout, Refused, Site, Value
-from virtaccel.tosa_graph.graph import Block, DType, Graph, Op, Operator, TosaError
-
-
+from virtaccel.tosa_graph.graph import Block, DType, Graph, Op, Operator, Tensor, TosaError
 
 
 class Builder:
@@ -124,11 +123,17 @@ class Builder:
             tensor = self.block.tensors[operator.outputs[0]]
             if tensor.data is None:
                 raise TosaError(f"CONST: tensor {tensor.name!r} has no data")
-            self.values[tensor.name] = self.constant(unpack(tensor.data, tensor.shape, tensor.dtype), tensor.dtype)
+            self.values[tensor.name] = self._const(tensor, tensor.data)
         elif operator.op is Op.IDENTITY:
             self.values[operator.outputs[0]] = self.operand(operator.inputs[0])
         else:
             self._emit_record(operator)
+
+    def _const(self, tensor: Tensor, data: bytes) -> Value:
+        array = unpack(data, tensor.shape, tensor.dtype)
+        if tensor.dtype is DType.INT48:
+            return self.constant(array, tensor.dtype)
+        return self.value(packed_node(data, tensor.shape, tensor.dtype), tensor.dtype, tensor.shape, None, array)
 
     def _const_shape(self, operator: Operator) -> None:
         shape = self.block.shapes[operator.outputs[0]]

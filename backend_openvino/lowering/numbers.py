@@ -131,8 +131,13 @@ def constant_node(array: Array, dtype: DType) -> ov.Output:
     element = ELEMENT_TYPES[dtype]
     if dtype in _PLAIN or dtype is DType.INT48:
         return ops.constant(np.ascontiguousarray(array).reshape(array.shape), element).output(0)
-    packed = np.frombuffer(pack(array, dtype), np.uint8)
-    tensor = ov.Tensor(packed, ov.Shape(list(array.shape)), element)
+    return packed_node(pack(array, dtype), array.shape, dtype)
+
+
+def packed_node(data: bytes, shape: tuple[int, ...], dtype: DType) -> ov.Output:
+    """A Constant over TOSA's packed bytes: NaN payloads, too, stay what they were."""
+    packed = np.frombuffer(data, np.uint8, packed_bytes(shape, dtype))
+    tensor = ov.Tensor(packed, ov.Shape(list(shape)), ELEMENT_TYPES[dtype])
     return ov.op.Constant(tensor, shared_memory=False).output(0)
 
 
