@@ -1,0 +1,210 @@
+"""A client and a transport together: blocking calls, many commands outstanding, transfers of any size, waiting.
+
+Knows time, and that completions come in any order (virtqueue.md, section 7). Knows no ring and no array. Standard
+library only: this also runs inside a guest.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable
+from typing import Any, NamedTuple, TypeVar
+
+from virtaccel.guest_tools.client import Buffer, Client, ClientError, Event, EventStatus, Request
+from virtaccel.guest_tools.transport.base import Backpressure, Completion, Transport, TransportError
+
+T = TypeVar("T")
+
+PATIENCE_SECONDS = 300.0
+EAGER_POLLS = 6
+FIRST_PAUSE_SECONDS = 20e-6
+LONGEST_PAUSE_SECONDS = 1e-3
+TRANSFER_WINDOW = 4
+
+
+class NoAnswer(TransportError):
+    """The device did not answer in time. The command stays outstanding; only a reset settles it."""
+
+
+class Finished(NamedTuple):
+    """A command that came back: its value, or the ClientError that `receive` raised."""
+
+    token: int
+    request: Request[Any]
+    value: Any
+    error: ClientError | None
+
+
+class Session:
+    """Commands to one device over one transport. Single threaded.
+
+    `patience` is how many seconds any one command may take, None for no limit.
+    """
+
+    __slots__ = ("_finished", "_outstanding", "_pause", "client", "patience", "transport")
+
+    def __init__(self, transport: Transport, patience: float | None = PATIENCE_SECONDS) -> None:
+        self.transport = transport
+        self.client = Client(transport.config)
+        self.patience = patience
+        self._outstanding: dict[int, Request[Any]] = {}
+        self._finished: dict[int, Finished] = {}
+        # A transport that learns of changes (the in-process one) has a better rest than sleeping.
+        self._pause = getattr(transport, "pause", time.sleep)
+
+    @property
+    def outstanding(self) -> int:
+        """Commands started and not yet collected by `finish` or `result`."""
+        return len(self._outstanding) + len(self._finished)
+
+    def call(self, request: Request[T]) -> T:
+        """One round trip. Raises what Client.receive raises, NoAnswer, TransportError."""
+        transport = self.transport
+        try:
+            token = transport.publish(request.frame, request.capacity)
+        except Backpressure:
+            token = self._publish_after_collecting(request)
+        completion = transport.collect(self.patience)
+        if completion is not None and completion.token == token:
+            return self.client.receive(request, completion.response)
+        return self._call_out_of_order(request, token, completion)
+
+    def start(self, request: Request[Any]) -> int:
+        """Publish without waiting for the answer. Returns a token for `result`. Raises Backpressure."""
+        token = self.transport.publish(request.frame, request.capacity)
+        self._outstanding[token] = request
+        return token
+
+    def finish(self, timeout: float | None = None) -> Finished | None:
+        """The next command that came back, of those started; None if none did within `timeout` seconds."""
+        if not self._finished and not self._absorb(timeout):
+            return None
+        return self._finished.pop(next(iter(self._finished)))
+
+    def result(self, token: int) -> Any:
+        """Wait for one started command: its value, or raises its error."""
+        while (finished := self._finished.pop(token, None)) is None:
+            if token not in self._outstanding:
+                raise KeyError(f"no command outstanding with token {token}")
+            if not self._absorb(self.patience):
+                raise NoAnswer(f"no answer from the device in {self.patience} s")
+        if finished.error is not None:
+            raise finished.error
+        return finished.value
+
+    def run(self, requests: Iterable[Request[Any]]) -> None:
+        """Carry out all `requests`, a few at a time. After the first error, those outstanding are awaited and the
+        error is raised; the rest is not sent."""
+        tokens: deque[int] = deque()
+        try:
+            for request in requests:
+                if len(tokens) == TRANSFER_WINDOW:
+                    self.result(tokens.popleft())
+                tokens.append(self._start_after_collecting(request))
+            while tokens:
+                self.result(tokens.popleft())
+        finally:
+            for token in tokens:
+                self._drop(token)
+
+    def write(self, buffer: Buffer, data: memoryview, offset: int = 0) -> None:
+        """Write `data` (format 'B', contiguous) into `buffer` from byte `offset` on, in as few frames as fit."""
+        if len(data) <= self.client.largest_write:
+            self.call(self.client.write_buffer(buffer, offset, data))
+        else:
+            self.run(self.client.write_chunks(buffer, offset, data))
+
+    def read(self, buffer: Buffer, sink: memoryview, offset: int = 0) -> None:
+        """Fill `sink` (writable, format 'B', contiguous) from byte `offset` of `buffer` on."""
+        if len(sink) <= self.client.largest_read:
+            self.call(self.client.read_buffer(buffer, offset, sink))
+        else:
+            self.run(self.client.read_chunks(buffer, offset, sink))
+
+    def wait(self, event: Event, timeout: float | None = None) -> EventStatus:
+        """Poll `event` until it is terminal, or `timeout` seconds have gone (then the state is PENDING).
+
+        The protocol has no signal for a finished submission, so this asks a few times at once, then rests ever longer
+        between questions.
+        """
+        call, poll = self.call, self.client.poll_event
+        for _ in range(EAGER_POLLS):
+            status = call(poll(event))
+            if status.state:
+                return status
+        deadline = None if timeout is None else time.monotonic() + timeout
+        rest = FIRST_PAUSE_SECONDS
+        while deadline is None or time.monotonic() < deadline:
+            self._pause(rest)
+            status = call(poll(event))
+            if status.state:
+                return status
+            rest = min(2 * rest, LONGEST_PAUSE_SECONDS)
+        return status
+
+    def reset(self) -> None:
+        """Reset the device: all handles and outstanding commands are gone."""
+        self.transport.reset()
+        self._outstanding.clear()
+        self._finished.clear()
+        self.client.reset()
+
+    def close(self) -> None:
+        """Close the transport. May be called twice."""
+        self.transport.close()
+
+    def _absorb(self, timeout: float | None) -> bool:
+        """Collect one completion and keep what it says; False if there was none."""
+        completion = self.transport.collect(timeout)
+        if completion is None:
+            return False
+        self._keep(completion)
+        return True
+
+    def _keep(self, completion: Completion) -> None:
+        request = self._outstanding.pop(completion.token, None)
+        if request is None:
+            raise TransportError(f"completion of a command that was never published (token {completion.token})")
+        value, error = None, None
+        try:
+            value = self.client.receive(request, completion.response)
+        except ClientError as failure:
+            error = failure
+        self._finished[completion.token] = Finished(completion.token, request, value, error)
+
+    def _call_out_of_order(self, request: Request[T], token: int, completion: Completion | None) -> T:
+        """Others came first: keep them for whoever started them."""
+        while completion is not None and completion.token != token:
+            self._keep(completion)
+            completion = self.transport.collect(self.patience)
+        if completion is None:
+            self._outstanding[token] = request
+            raise NoAnswer(f"no answer from the device in {self.patience} s")
+        return self.client.receive(request, completion.response)
+
+    def _publish_after_collecting(self, request: Request[Any]) -> int:
+        while self._outstanding:
+            if not self._absorb(self.patience):
+                raise NoAnswer(f"no answer from the device in {self.patience} s")
+            try:
+                return self.transport.publish(request.frame, request.capacity)
+            except Backpressure:
+                continue
+        # Nothing is outstanding any more: if it does not fit now, it never will.
+        return self.transport.publish(request.frame, request.capacity)
+
+    def _start_after_collecting(self, request: Request[Any]) -> int:
+        try:
+            return self.start(request)
+        except Backpressure:
+            token = self._publish_after_collecting(request)
+            self._outstanding[token] = request
+            return token
+
+    def _drop(self, token: int) -> None:
+        """Await a command whose outcome no longer matters: its parts and sink must not be in use any more."""
+        try:
+            self.result(token)
+        except (ClientError, KeyError):
+            return
