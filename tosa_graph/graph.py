@@ -34,6 +34,27 @@ class DType(IntEnum):
     FP8E5M2 = 12
 
 
+_BITS = {
+    DType.BOOL: 8,
+    DType.INT4: 4,
+    DType.INT8: 8,
+    DType.INT16: 16,
+    DType.INT32: 32,
+    DType.INT48: 48,
+    DType.FP32: 32,
+    DType.FP16: 16,
+    DType.BF16: 16,
+    DType.SHAPE: 64,
+    DType.FP8E4M3: 8,
+    DType.FP8E5M2: 8,
+}
+
+
+def packed_bytes(dtype: DType, count: int) -> int:
+    """Bytes that `count` elements take in packed form."""
+    return (_BITS[dtype] * count + 7) // 8
+
+
 Op = IntEnum(
     "Op",
     "ARGMAX AVG_POOL2D CONV2D CONV3D DEPTHWISE_CONV2D FFT2D MATMUL MAX_POOL2D RFFT2D TRANSPOSE_CONV2D CLAMP ERF "
