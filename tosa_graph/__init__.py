@@ -1,1 +1,1 @@
-"""TOSA graphs: bounded reader of untrusted files, validation against the standard, and a writer. No runtime, no device."""
+"""TOSA graphs: bounded reader of untrusted files, validation against the standard, writer. No runtime, no device."""

@@ -1,8 +1,8 @@
 """Element types between numpy arrays and TOSA's packed bytes (section 1.8 of the TOSA specification, number formats).
 
 Packed form, little-endian: BOOL one byte, INT4 two elements a byte with the low nibble first, INT48 six bytes, SHAPE
-eight, the rest as wide as their name. numpy has no INT4, INT48, BF16 or FP8: here they are int8, int64 and float32, which
-hold every value of theirs.
+eight, the rest as wide as their name. numpy has no INT4, INT48, BF16 or FP8: here they are int8, int64 and float32,
+which hold every value of theirs.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ NATURAL: Final[dict[str, DType]] = {
 """The element type that a numpy type stands for when nothing else is said."""
 
 
-def _decode_table(exponent_bits: int, mantissa_bits: int) -> NDArray[np.float64]:
+def _decode_table(exponent_bits: int, mantissa_bits: int) -> Array:
     """Values of the 128 nonnegative codes, the codes above the largest number continuing the same spacing."""
     codes = np.arange(128)
     exponent, mantissa = codes >> mantissa_bits, codes & ((1 << mantissa_bits) - 1)
@@ -130,9 +130,10 @@ def unpack(data: bytes | memoryview, dtype: DType, shape: Sequence[int]) -> Arra
     if dtype == DType.INT4:
         pairs = np.frombuffer(data, np.int8)
         low, high = (pairs << 4) >> 4, pairs >> 4
-        return np.stack([low, high], axis=-1).reshape(-1)[:count].reshape(shape)
+        values: Array = np.stack([low, high], axis=-1).reshape(-1)[:count].reshape(shape)
+        return values
     if dtype == DType.INT48:
-        wide = np.zeros((count, 8), np.uint8)
+        wide: Array = np.zeros((count, 8), np.uint8)
         wide[:, :6] = np.frombuffer(data, np.uint8).reshape(count, 6)
         wide[:, 6:] = np.where(wide[:, 5:6] & 0x80, 0xFF, 0)
         return wide.view("<i8").reshape(shape)

@@ -149,5 +149,9 @@ class Graph:
         return tuple(self.main.tensors[name] for name in self.main.inputs)
 
     @property
+    def variables(self) -> tuple[Tensor, ...]:
+        return tuple(tensor for tensor in self.main.tensors.values() if tensor.variable)
+
+    @property
     def outputs(self) -> tuple[Tensor, ...]:
         return tuple(self.main.tensors[name] for name in self.main.outputs)

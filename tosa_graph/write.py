@@ -1,4 +1,4 @@
-"""Author TOSA graphs as FlatBuffers files (`tosa.fbs`), for tests, examples and tools. Nothing here reads or judges a file.
+"""Author TOSA graphs as FlatBuffers files (`tosa.fbs`), for tests, examples and tools. Nothing here reads a file.
 
 A single operator takes five lines:
 
@@ -136,7 +136,7 @@ class RegionWriter:
         return name
 
     def variable(self, array: ArrayLike, dtype: DType | None = None, name: str | None = None) -> str:
-        """A VARIABLE with an initial value; returns the tensor's name, which VARIABLE_READ takes and VARIABLE_WRITE sets."""
+        """A variable tensor with its initial value; VARIABLE_READ takes its name as input, VARIABLE_WRITE as output."""
         values: Array = np.asarray(array)
         if dtype is None:
             dtype = NATURAL[values.dtype.name]
@@ -302,7 +302,7 @@ class _Encoder:
         return int(b.EndObject())
 
     def attribute(self, op: int, given: Mapping[str, Attribute]) -> int:
-        fields = ATTRIBUTES.get(Op(op), ()) if op in iter(Op) else ()
+        fields = ATTRIBUTES[Op(op)] if op in ATTRIBUTES else ()
         unknown = set(given) - {field.name for field in fields}
         if unknown:
             raise ValueError(f"operator {op} has no attribute {', '.join(sorted(unknown))}")

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from numpy.typing import ArrayLike
+
 from virtaccel.tosa_graph.graph import DType, Op
 from virtaccel.tosa_graph.write import Attribute, GraphWriter, RegionWriter, Spec
 
@@ -43,7 +44,7 @@ def single(
     outputs: Spec | list[Spec],
     attributes: Mapping[str, Attribute] | None = None,
 ) -> bytes:
-    """A graph of one operator (and the constants it takes); its outputs are the graph's outputs, inputs are in0, in1..."""
+    """A graph of one operator and the constants it takes; graph inputs are called in0, in1... by operand position."""
     writer = GraphWriter()
     names = [operand(writer, given, f"in{position}") for position, given in enumerate(operands)]
     results = [outputs] if isinstance(outputs, tuple) else outputs
