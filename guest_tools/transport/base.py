@@ -10,6 +10,9 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
 from virtaccel.device import wire
+from virtaccel.virtqueue.driver import Backpressure
+
+__all__ = ["Backpressure", "Completion", "Config", "ConfigError", "Part", "Transport", "TransportError", "decode_config"]
 
 Part: TypeAlias = bytes | bytearray | memoryview
 """A piece of a request frame; a memoryview is contiguous and of format 'B'."""
@@ -17,10 +20,6 @@ Part: TypeAlias = bytes | bytearray | memoryview
 
 class TransportError(Exception):
     """The way to the device broke: it is closed, gone, or its ring cannot be trusted. Nothing more can be asked."""
-
-
-class Backpressure(Exception):
-    """No free descriptors or no room for the frame just now. Nothing was published: collect something, then retry."""
 
 
 class ConfigError(TransportError):
@@ -54,7 +53,8 @@ class Transport(Protocol):
 
     def publish(self, request: Sequence[Part], capacity: int) -> int:
         """Hand one frame (its parts, in order) to the device with room for `capacity` response bytes. Returns a token
-        that is unique among outstanding commands. Raises Backpressure. The parts may be reused when this returns."""
+        that is unique among outstanding commands. Raises Backpressure when there is no room
+        just now, and TransportError when there never will be. The parts may be reused when this returns."""
 
     def collect(self, timeout: float | None) -> Completion | None:
         """The next finished command, in whatever order the device finishes them. Waits up to `timeout` seconds (None:

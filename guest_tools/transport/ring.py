@@ -1,0 +1,189 @@
+"""The driver's command queue: a split ring plus the memory that frames and responses pass through.
+
+Knows rings (virtqueue/driver.py) and how to hand out pieces of one block of memory that the device can reach; knows no
+command and not where the memory comes from. Every transport that has a ring of its own is built on this. Standard
+library only: this also runs inside a guest.
+
+The block is laid out as the ring, then fixed slots for small commands (taking one is a list's pop), then pages that
+large requests and responses borrow, lowest address first so that the same cached pages serve again and again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeAlias
+
+from virtaccel.guest_tools.transport.base import Backpressure, Completion, Part, TransportError
+from virtaccel.virtqueue.driver import DeviceMisbehaved, DriverQueue
+from virtaccel.virtqueue.layout import Placement, ring_bytes
+
+PAGE_BYTES = 4096
+SLOT_REQUEST_BYTES = 768
+SLOT_RESPONSE_BYTES = 256
+SLOT_BYTES = SLOT_REQUEST_BYTES + SLOT_RESPONSE_BYTES
+
+Range: TypeAlias = tuple[int, int]
+Locate: TypeAlias = Callable[[int, int], Sequence[Range]]
+"""From an offset and a length in the block to the device's (address, length) ranges, in order."""
+
+
+class _Slot(NamedTuple):
+    """Where one outstanding command's bytes are: `index` of a small slot, or (page offset, bytes) for a large one."""
+
+    start: int
+    request_address: int
+    response_address: int
+    response: memoryview
+    pages: Range | None
+
+
+class Pages:
+    """First-fit allocation of whole pages between two offsets."""
+
+    __slots__ = ("_free",)
+
+    def __init__(self, start: int, end: int) -> None:
+        self._free: list[Range] = [(start, end - start)] if end > start else []
+
+    def take(self, size: int) -> Range | None:
+        """(offset, bytes) of a free run of at least `size` bytes, or None."""
+        size = _pages(size)
+        for index, (start, length) in enumerate(self._free):
+            if length >= size:
+                self._free[index : index + 1] = [(start + size, length - size)] if length > size else []
+                return start, size
+        return None
+
+    def give_back(self, taken: Range) -> None:
+        """Return what `take` gave; neighbours are joined."""
+        joined: list[Range] = []
+        for start, length in sorted((*self._free, taken)):
+            if joined and joined[-1][0] + joined[-1][1] == start:
+                joined[-1] = (joined[-1][0], joined[-1][1] + length)
+            else:
+                joined.append((start, length))
+        self._free = joined
+
+
+def _pages(size: int) -> int:
+    return -(-size // PAGE_BYTES) * PAGE_BYTES
+
+
+def block_bytes(queue_size: int, bulk_bytes: int) -> int:
+    """Bytes of a block with room for `bulk_bytes` of large frames and responses at a time."""
+    return _pages(ring_bytes(queue_size)) + _pages(queue_size // 2 * SLOT_BYTES) + _pages(bulk_bytes)
+
+
+class CommandRing:
+    """One command queue over `block` (writable, `block_bytes(...)` long), which the device sees as `locate` says.
+
+    The ring and each small slot must be contiguous for the device: they are never more than `locate` of their page
+    yields. `max_chain_descriptors` is the device's limit.
+    """
+
+    __slots__ = ("_block", "_free", "_issued", "_limit", "_locate", "_pages", "_slots", "placement", "queue")
+
+    def __init__(self, block: memoryview, locate: Locate, queue_size: int, max_chain_descriptors: int) -> None:
+        self._block = block
+        self._locate = locate
+        self._limit = min(max_chain_descriptors, queue_size)
+        ring_end = _pages(ring_bytes(queue_size))
+        ((base, _),) = locate(0, ring_bytes(queue_size))
+        self.queue = DriverQueue.in_memory(block, base, queue_size)
+        placement = self.queue.addresses
+        assert placement is not None, "in_memory places the parts"
+        self.placement: Placement = placement
+        bulk = ring_end + _pages(queue_size // 2 * SLOT_BYTES)
+        self._slots = [self._slot(ring_end + index * SLOT_BYTES) for index in range(queue_size // 2)]
+        self._pages = Pages(bulk, len(block))
+        self._free = list(reversed(self._slots))
+        self._issued: list[_Slot | None] = [None] * queue_size
+
+    def _slot(self, start: int) -> _Slot:
+        ((address, _),) = self._locate(start, SLOT_BYTES)
+        view = self._block[start + SLOT_REQUEST_BYTES : start + SLOT_BYTES]
+        return _Slot(start, address, address + SLOT_REQUEST_BYTES, view, None)
+
+    def publish(self, request: Sequence[Part], capacity: int) -> int:
+        """Copy the frame into the block and make the chain available; returns its head. Raises Backpressure, and
+        TransportError for a frame that can never fit. Whether to kick is the caller's business."""
+        size = 0
+        for part in request:
+            size += len(part)
+        if size > SLOT_REQUEST_BYTES or capacity > SLOT_RESPONSE_BYTES:
+            return self._publish_large(request, size, capacity)
+        if not self._free:
+            raise Backpressure("no free slot")
+        slot = self._free.pop()
+        position, block = slot.start, self._block
+        for part in request:
+            end = position + len(part)
+            block[position:end] = part
+            position = end
+        try:
+            head = self.queue.publish(((slot.request_address, size),), ((slot.response_address, capacity),))
+        except Backpressure:
+            self._free.append(slot)
+            raise
+        except DeviceMisbehaved as error:
+            raise TransportError(f"the device broke the ring: {error}") from error
+        self._issued[head] = slot
+        return head
+
+    def _publish_large(self, request: Sequence[Part], size: int, capacity: int) -> int:
+        room = _pages(size) + _pages(capacity)
+        taken = self._pages.take(room)
+        if taken is None:
+            if not self.queue.outstanding:
+                raise TransportError(f"a command of {size} + {capacity} bytes is larger than the transport's memory")
+            raise Backpressure("no room for the frame")
+        start = position = taken[0]
+        for part in request:
+            self._block[position : position + len(part)] = part
+            position += len(part)
+        answer = start + _pages(size)
+        readable, writable = self._locate(start, size), self._locate(answer, capacity)
+        try:
+            if len(readable) + len(writable) > self._limit:
+                raise TransportError(
+                    f"a command of {size} + {capacity} bytes needs {len(readable) + len(writable)} descriptors, "
+                    f"the device takes {self._limit}"
+                )
+            head = self.queue.publish(readable, writable)
+        except (Backpressure, TransportError):
+            self._pages.give_back(taken)
+            raise
+        except DeviceMisbehaved as error:
+            raise TransportError(f"the device broke the ring: {error}") from error
+        self._issued[head] = _Slot(start, 0, 0, self._block[answer : answer + capacity], taken)
+        return head
+
+    def collect(self) -> Completion | None:
+        """The next chain that came back, or None. Never waits. The response is valid until the next `publish`."""
+        try:
+            used = self.queue.collect()
+        except DeviceMisbehaved as error:
+            raise TransportError(f"the device broke the ring: {error}") from error
+        if used is None:
+            return None
+        head, written = used
+        slot = self._issued[head]
+        assert slot is not None, "the driver queue returns only heads it published"
+        self._issued[head] = None
+        if slot.pages is None:
+            self._free.append(slot)
+        else:
+            self._pages.give_back(slot.pages)
+        return Completion(head, slot.response[:written])
+
+    def reset(self) -> None:
+        """The device has been reset: everything outstanding is ours again."""
+        for head in self.queue.reset():
+            slot = self._issued[head]
+            self._issued[head] = None
+            if slot is None:
+                continue
+            if slot.pages is None:
+                self._free.append(slot)
+            else:
+                self._pages.give_back(slot.pages)
