@@ -6,7 +6,7 @@ nothing, live here. TOSA 1.0, sections 1.7 (tensors) and 2.14 (data nodes).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import openvino as ov
@@ -18,18 +18,25 @@ from virtaccel.backend_openvino.lowering.numbers import (
     constant_node,
     fold,
     packed_node,
-    unpack,
 )
 from virtaccel.backend_openvino.lowering.registry import RECORDS, Array, Layout, Refused, Site, Value
+from virtaccel.tosa_graph.elements import unpack
 from virtaccel.tosa_graph.graph import Block, DType, Graph, Op, Operator, Tensor, TosaError
+
+
+def _key(output: ov.Output) -> tuple[str, int]:
+    return output.get_node().get_name(), output.get_index()
 
 
 class Builder:
     """Nodes of one block. Emitters get it as `site.builder`."""
 
-    def __init__(self, graph: Graph, block: Block) -> None:
+    def __init__(self, graph: Graph, block: Block, bounded: Collection[str] = ()) -> None:
+        """`bounded` names tensors known to hold finite numbers only."""
         self.graph = graph
         self.block = block
+        self._bounded = frozenset(bounded)
+        self._numbers: set[tuple[str, int]] = set()
         self.values: dict[str, Value] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.producers: dict[str, Operator] = {}
@@ -67,7 +74,7 @@ class Builder:
         """The node that holds the value in `layout`; a constant is laid out now, anything else once and remembered."""
         if value.layout == layout:
             return value.output
-        key = (value.output.get_node().get_name(), value.output.get_index(), axes.permutation(value.layout, layout))
+        key = (*_key(value.output), axes.permutation(value.layout, layout))
         known = self._laid_out.get(key)
         if known is None:
             known = self._laid_out[key] = self._move(value, layout)
@@ -103,6 +110,17 @@ class Builder:
             return 0
         return int(np.prod(value.shape, dtype=np.int64))
 
+    def may_be_nan(self, value: Value) -> bool:
+        """Whether the value may hold a NaN or an infinity, so that an emitter has to care for them."""
+        if value.constant is not None:
+            return not bool(np.all(np.isfinite(value.constant)))
+        return _key(value.output) not in self._numbers
+
+    def _set(self, name: str, value: Value) -> None:
+        self.values[name] = value
+        if name in self._bounded:
+            self._numbers.add(_key(value.output))
+
     # ---- walking
 
     def operand(self, name: str) -> Value:
@@ -130,7 +148,12 @@ class Builder:
             self._emit_record(operator)
 
     def _const(self, tensor: Tensor, data: bytes) -> Value:
-        array = unpack(data, tensor.shape, tensor.dtype)
+        if tensor.dtype not in ELEMENT_TYPES:
+            raise TosaError(f"CONST: tensor {tensor.name!r} has type {tensor.dtype.name}")
+        try:
+            array = unpack(data, tensor.dtype, tensor.shape)
+        except ValueError as error:
+            raise TosaError(f"CONST: tensor {tensor.name!r} has {error}") from None
         if tensor.dtype is DType.INT48:
             return self.constant(array, tensor.dtype)
         return self.value(packed_node(data, tensor.shape, tensor.dtype), tensor.dtype, tensor.shape, None, array)
@@ -171,7 +194,7 @@ class Builder:
         for name, value, shape in zip(operator.outputs, results, site.out_shapes, strict=True):
             if value.shape != shape:
                 raise site.refuse(f"gives shape {value.shape} where {name!r} has {shape}")
-            self.values[name] = value
+            self._set(name, value)
 
     # ---- inputs and outputs
 
@@ -181,7 +204,7 @@ class Builder:
         for name in self.block.inputs:
             tensor = self.block.tensors[name]
             node = ops.parameter(list(tensor.shape), ELEMENT_TYPES[tensor.dtype], name=f"in{len(nodes)}")
-            self.values[name] = self.value(node, tensor.dtype, tensor.shape)
+            self._set(name, self.value(node, tensor.dtype, tensor.shape))
             nodes.append(node)
         return nodes
 
@@ -192,9 +215,8 @@ class Builder:
         for name in self.block.outputs:
             value = self.operand(name)
             output = self.tosa(value)
-            node = output.get_node()
-            key = (node.get_name(), output.get_index())
-            if node.get_type_name() in ("Parameter", "Constant", "Reshape") or key in seen:
+            key = _key(output)
+            if output.get_node().get_type_name() in ("Parameter", "Constant", "Reshape") or key in seen:
                 # A parameter or constant wired straight to a result is never written, one node wired to two results is
                 # written once; a Convert to the same type copies bit for bit.
                 output = ops.convert(output, ELEMENT_TYPES[value.dtype]).output(0)

@@ -1,0 +1,313 @@
+"""Convolution, pooling and MATMUL: TOSA 1.0, section 2.2 (tensor operators).
+
+Convolutions and pools work on channels-first data and leave it so; weights are laid out while lowering. FP16 is computed
+in FP32 and rounded once, which is inside the bounds of both accumulators that TOSA allows. Integer MATMUL is exact: sums
+are cut so that each part stays below 2^24, where FP32 holds every integer, and the parts are added as INT32.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import openvino as ov
+from openvino import opset15 as ops
+
+from virtaccel.backend_openvino.lowering import layout as axes
+from virtaccel.backend_openvino.lowering.numbers import ELEMENT_TYPES
+from virtaccel.backend_openvino.lowering.registry import Array, Layout, Record, Site, Value, register
+from virtaccel.tosa_graph.graph import DType, Op
+
+_F32_EXACT = 1 << 24
+PROPAGATE = 1
+"""NanPropagationMode of the schema; IGNORE is 2."""
+
+
+# ---- attributes
+
+
+class Window(NamedTuple):
+    """Geometry of a sliding window over the spatial axes, outermost axis first; in elements."""
+
+    stride: list[int]
+    begin: list[int]
+    end: list[int]
+    dilation: list[int]
+
+
+def _ints(site: Site, name: str) -> list[int]:
+    value = site.attributes.get(name)
+    return list(value) if isinstance(value, tuple) and all(isinstance(item, int) for item in value) else []
+
+
+def _window(site: Site) -> Window:
+    pad = _ints(site, "pad")
+    stride = _ints(site, "stride")
+    dilation = _ints(site, "dilation") or [1] * len(stride)
+    if len(pad) != 2 * len(stride) or len(dilation) != len(stride):
+        raise site.refuse("attributes of the window have wrong lengths")
+    return Window(stride, pad[0::2], pad[1::2], dilation)
+
+
+def _operand(site: Site, index: int) -> Value:
+    value = site.inputs[index] if index < len(site.inputs) else None
+    if value is None:
+        raise site.refuse(f"operand {index} is missing")
+    return value
+
+
+def zero_point(site: Site, index: int) -> int:
+    """Value of a zero point operand. Refused if it is not known while loading."""
+    value = _operand(site, index)
+    if value.constant is None or value.constant.size != 1:
+        raise site.refuse("zero point is not a constant of one element")
+    return int(value.constant.reshape(-1)[0])
+
+
+def _no_zero_points(site: Site, *indices: int) -> None:
+    for index in indices:
+        if zero_point(site, index) != 0:
+            raise site.refuse("zero point of a floating-point operand is not 0")
+
+
+# ---- operands in FP32
+
+
+def _widened(node: ov.Output, dtype: DType) -> ov.Output:
+    return node if dtype is DType.FP32 else ops.convert(node, ov.Type.f32).output(0)
+
+
+def _constant(array: Array) -> ov.Output:
+    return ops.constant(np.ascontiguousarray(array, np.float32)).output(0)
+
+
+def _weights(site: Site, value: Value, order: Layout, shape: list[int]) -> ov.Output:
+    """Weights with TOSA's axes in `order`, then seen as `shape`, in FP32."""
+    if value.constant is not None:
+        return _constant(np.transpose(value.constant, order).reshape(shape))
+    laid_out = _widened(site.builder.to_layout(value, order), value.dtype)
+    return ops.reshape(laid_out, np.array(shape, np.int64), special_zero=False).output(0)
+
+
+def _biased(site: Site, node: ov.Output, bias: Value, rank: int) -> ov.Output:
+    """Adds a bias of [OC] or [1] to channels-first data; none is added if it is known to be zero."""
+    shape = [1, bias.shape[0]] + [1] * (rank - 2)
+    if bias.constant is None:
+        wide = _widened(site.builder.tosa(bias), bias.dtype)
+        return ops.add(node, ops.reshape(wide, np.array(shape, np.int64), special_zero=False)).output(0)
+    if not np.any(bias.constant):
+        return node
+    return ops.add(node, _constant(bias.constant.reshape(shape))).output(0)
+
+
+def _result(site: Site, node: ov.Output, layout: Layout) -> tuple[Value, ...]:
+    dtype = site.out_dtypes[0]
+    output = node if dtype is DType.FP32 else ops.convert(node, ELEMENT_TYPES[dtype]).output(0)
+    return (site.builder.value(output, dtype, site.out_shapes[0], layout),)
+
+
+# ---- PAD in front of a window
+
+
+def _without_pad(site: Site, window: Window, admitted: float | None) -> tuple[Value, Window]:
+    """The operand and window with a PAD operator in front made part of the window's own padding, where that PAD only
+    touches spatial axes and its constant is `admitted` (None: nothing is)."""
+    value = _operand(site, 0)
+    producer = site.builder.producers.get(site.operator.inputs[0])
+    if producer is None or producer.op is not Op.PAD or admitted is None:
+        return value, window
+    pad = site.builder.site(producer)
+    source, constant = pad.inputs[0], pad.inputs[1]
+    amounts = next(iter(pad.shapes.values()), ())
+    if source is None or constant is None or constant.constant is None or len(amounts) != 2 * len(value.shape):
+        return value, window
+    if float(constant.constant.reshape(-1)[0]) != admitted or any(amounts[:2]) or any(amounts[-2:]):
+        return value, window
+    begin = [own + more for own, more in zip(window.begin, amounts[2:-2:2], strict=True)]
+    end = [own + more for own, more in zip(window.end, amounts[3:-2:2], strict=True)]
+    return source, window._replace(begin=begin, end=end)
+
+
+def _finite(value: Value) -> bool:
+    return value.constant is not None and bool(np.all(np.isfinite(value.constant.astype(np.float32))))
+
+
+# ---- convolutions
+
+
+def _as_product(site: Site, window: Window) -> tuple[Value, ...] | None:
+    """A convolution by a kernel of one point over maps of one point is a matrix product."""
+    value, weight, bias = (_operand(site, index) for index in range(3))
+    batch, out_channels = site.out_shapes[0][0], site.out_shapes[0][-1]
+    single = all(size == 1 for size in (*value.shape[1:-1], *weight.shape[1:-1]))
+    if not single or any(window.begin) or any(window.end):
+        return None
+    flat = ops.reshape(value.output, np.array([batch, value.shape[-1]], np.int64), special_zero=False).output(0)
+    kernel = _weights(site, weight, axes.identity(len(weight.shape)), [out_channels, weight.shape[-1]])
+    product = ops.matmul(_widened(flat, value.dtype), kernel, False, True).output(0)
+    total = _biased(site, product, bias, 2)
+    shaped = ops.reshape(total, np.array(site.out_shapes[0], np.int64), special_zero=False).output(0)
+    return _result(site, shaped, axes.identity(len(value.shape)))
+
+
+def _convolution(site: Site) -> tuple[Value, ...]:
+    """CONV2D and CONV3D: [N, (D,) H, W, IC] by [OC, (KD,) KH, KW, IC]."""
+    _no_zero_points(site, 3, 4)
+    weight, bias = _operand(site, 1), _operand(site, 2)
+    value, window = _without_pad(site, _window(site), 0.0 if _finite(weight) else None)
+    product = _as_product(site, window)
+    if product is not None:
+        return product
+    rank = len(value.shape)
+    first = (0, rank - 1, *range(1, rank - 1))
+    data = _widened(site.builder.to_layout(value, first), value.dtype)
+    kernel = _weights(site, weight, first, [weight.shape[axis] for axis in first])
+    node = ops.convolution(data, kernel, window.stride, window.begin, window.end, window.dilation).output(0)
+    return _result(site, _biased(site, node, bias, rank), first)
+
+
+def _depthwise(site: Site) -> tuple[Value, ...]:
+    """DEPTHWISE_CONV2D: [N, H, W, C] by [KH, KW, C, M]; output channel c * M + m."""
+    _no_zero_points(site, 3, 4)
+    weight, bias = _operand(site, 1), _operand(site, 2)
+    value, window = _without_pad(site, _window(site), 0.0 if _finite(weight) else None)
+    height, width, channels, multiplier = weight.shape
+    data = _widened(site.builder.to_layout(value, axes.NCHW), value.dtype)
+    kernel = _weights(site, weight, (2, 3, 0, 1), [channels, multiplier, 1, height, width])
+    node = ops.group_convolution(data, kernel, window.stride, window.begin, window.end, window.dilation).output(0)
+    return _result(site, _biased(site, node, bias, 4), axes.NCHW)
+
+
+def _transpose_convolution(site: Site) -> tuple[Value, ...]:
+    """TRANSPOSE_CONV2D: [N, IH, IW, IC] by [OC, KH, KW, IC]. A negative out_pad crops, a positive one adds rows that only
+    the bias reaches."""
+    _no_zero_points(site, 3, 4)
+    value, weight, bias = (_operand(site, index) for index in range(3))
+    out_pad, stride = _ints(site, "out_pad"), _ints(site, "stride")
+    if len(out_pad) != 4 or len(stride) != 2:
+        raise site.refuse("out_pad or stride has a wrong length")
+    crop, grow = [max(-amount, 0) for amount in out_pad], [max(amount, 0) for amount in out_pad]
+    data = _widened(site.builder.to_layout(value, axes.NCHW), value.dtype)
+    kernel = _weights(site, weight, (3, 0, 1, 2), [weight.shape[axis] for axis in (3, 0, 1, 2)])
+    node = ops.convolution_backprop_data(
+        data, kernel, stride, pads_begin=crop[0::2], pads_end=crop[1::2], dilations=[1, 1]
+    ).output(0)
+    if any(grow):
+        begin, end = np.array([0, 0, *grow[0::2]], np.int64), np.array([0, 0, *grow[1::2]], np.int64)
+        node = ops.pad(node, begin, end, "constant", _constant(np.array(0.0))).output(0)
+    return _result(site, _biased(site, node, bias, 4), axes.NCHW)
+
+
+# ---- pooling
+
+
+def _average(site: Site) -> tuple[Value, ...]:
+    """AVG_POOL2D, padding not counted; a PAD in front counts, and is made the pool's own where the pool has none."""
+    _no_zero_points(site, 1, 2)
+    window, kernel = _window(site), _ints(site, "kernel")
+    own = any(window.begin) or any(window.end)
+    value, window = _without_pad(site, window, None if own else 0.0)
+    data = _widened(site.builder.to_layout(value, axes.NCHW), value.dtype)
+    node = ops.avg_pool(data, window.stride, window.begin, window.end, kernel, exclude_pad=own, rounding_type="floor")
+    return _result(site, node.output(0), axes.NCHW)
+
+
+def _max_nodes(data: ov.Output, window: Window, kernel: list[int]) -> ov.Output:
+    return ops.max_pool(
+        data, window.stride, window.dilation, window.begin, window.end, kernel, rounding_type="floor"
+    ).output(0)
+
+
+def _maximum(site: Site) -> tuple[Value, ...]:
+    """MAX_POOL2D. The runtime's pool skips NaN, which is IGNORE except for windows of nothing else; for PROPAGATE a mask
+    of the NaNs is pooled beside it."""
+    window, kernel = _window(site), _ints(site, "kernel")
+    value = _operand(site, 0)
+    data = site.builder.to_layout(value, axes.NCHW)
+    dtype = site.out_dtypes[0]
+    if dtype is DType.INT8:
+        pooled = _max_nodes(ops.convert(data, ov.Type.f32).output(0), window, kernel)
+        return _result(site, pooled, axes.NCHW)
+    data = _widened(data, value.dtype)
+    pooled = _max_nodes(data, window, kernel)
+    if site.builder.may_be_nan(value):
+        propagate = site.attributes.get("nan_mode") == PROPAGATE
+        nan, number = (1.0, 0.0) if propagate else (-1.0, 0.0)
+        # PROPAGATE: 1 where a window holds a NaN. IGNORE: -1 where it holds nothing else, padding being no value.
+        marks = ops.select(ops.is_nan(data), _constant(np.array(nan)), _constant(np.array(number))).output(0)
+        wanted = _constant(np.array(nan))
+        found = ops.equal(_max_nodes(marks, window, kernel), wanted)
+        pooled = ops.select(found, _constant(np.array(math.nan)), pooled).output(0)
+    return _result(site, pooled, axes.NCHW)
+
+
+# ---- MATMUL
+
+
+def _matmul(site: Site) -> tuple[Value, ...]:
+    """MATMUL: [N, H, C] by [N, C, W]."""
+    if _operand(site, 0).dtype is DType.INT8:
+        return _integer_matmul(site)
+    _no_zero_points(site, 2, 3)
+    left, right = _operand(site, 0), _operand(site, 1)
+    nodes = [_widened(site.builder.tosa(value), value.dtype) for value in (left, right)]
+    return _result(site, ops.matmul(nodes[0], nodes[1], False, False).output(0), axes.identity(3))
+
+
+def _shifted(site: Site, value: Value, zero: int) -> ov.Output:
+    node = _widened(site.builder.tosa(value), value.dtype)
+    return ops.subtract(node, _constant(np.array(float(zero)))).output(0) if zero else node
+
+
+def _integer_matmul(site: Site) -> tuple[Value, ...]:
+    left, right = _operand(site, 0), _operand(site, 1)
+    zeros = zero_point(site, 2), zero_point(site, 3)
+    depth = left.shape[2]
+    # The largest product of two shifted operands bounds how many of them a part may hold.
+    largest = math.prod(max(127 - zero, zero + 128) for zero in zeros)
+    step = max(_F32_EXACT // largest, 1)
+    lengths = [min(step, depth - start) for start in range(0, depth, step)]
+    nodes = [_shifted(site, value, zero) for value, zero in zip((left, right), zeros, strict=True)]
+    if len(lengths) == 1:
+        pieces = [nodes]
+    else:
+        lefts = ops.variadic_split(nodes[0], 2, np.array(lengths, np.int64)).outputs()
+        rights = ops.variadic_split(nodes[1], 1, np.array(lengths, np.int64)).outputs()
+        pieces = [[a, b] for a, b in zip(lefts, rights, strict=True)]
+    parts = [ops.convert(ops.matmul(a, b, False, False), ov.Type.i32).output(0) for a, b in pieces]
+    total = parts[0]
+    for part in parts[1:]:
+        total = ops.add(total, part).output(0)
+    return (site.builder.value(total, DType.INT32, site.out_shapes[0]),)
+
+
+# ---- rows
+
+_CONVOLUTIONS = frozenset({(DType.FP32, DType.FP32, DType.FP32), (DType.FP16, DType.FP16, DType.FP16)})
+_POOLS = frozenset({(DType.FP32,), (DType.FP16,)})
+
+register(
+    Record(Op.CONV2D, _CONVOLUTIONS, _convolution, "Convolution, channels first; MatMul on maps of one point", False),
+    Record(Op.CONV3D, _CONVOLUTIONS, _convolution, "Convolution, channels first", False),
+    Record(Op.DEPTHWISE_CONV2D, _CONVOLUTIONS, _depthwise, "GroupConvolution, channels first", False),
+    Record(
+        Op.TRANSPOSE_CONV2D, _CONVOLUTIONS, _transpose_convolution, "ConvolutionBackpropData, channels first", False
+    ),
+    Record(Op.AVG_POOL2D, _POOLS, _average, "AvgPool without its padding, channels first", False),
+    Record(Op.MAX_POOL2D, _POOLS | {(DType.INT8,)}, _maximum, "MaxPool, and a pooled mask of NaNs", True),
+    Record(
+        Op.MATMUL,
+        frozenset(
+            {
+                (DType.FP32, DType.FP32, DType.FP32),
+                (DType.FP16, DType.FP16, DType.FP16),
+                (DType.FP16, DType.FP16, DType.FP32),
+                (DType.INT8, DType.INT8, DType.INT32),
+            }
+        ),
+        _matmul,
+        "MatMul; INT8 in parts below 2^24 added as INT32",
+        False,
+    ),
+)
