@@ -225,13 +225,13 @@ class Builder:
         return nodes
 
 
-def lower(graph: Graph) -> ov.Model:
+def lower(graph: Graph, bounded: Collection[str] = ()) -> ov.Model:
     """The OpenVINO model of a validated graph of known shapes: Parameters in input order and Results in output order,
-    in TOSA axis order and element types.
+    in TOSA axis order and element types. Tensors named in `bounded` are known to hold finite numbers only.
 
     Raises `Refused` with the operator's name if an operator is not run as TOSA defines it.
     """
-    builder = Builder(graph, graph.main)
+    builder = Builder(graph, graph.main, bounded)
     parameters = builder.parameters()
     builder.run()
     return ov.Model(builder.results(), parameters, "tosa")

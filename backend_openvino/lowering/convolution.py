@@ -1,8 +1,8 @@
 """Convolution, pooling and MATMUL: TOSA 1.0, section 2.2 (tensor operators).
 
-Convolutions and pools work on channels-first data and leave it so; weights are laid out while lowering. FP16 is computed
-in FP32 and rounded once, which is inside the bounds of both accumulators that TOSA allows. Integer MATMUL is exact: sums
-are cut so that each part stays below 2^24, where FP32 holds every integer, and the parts are added as INT32.
+Convolutions and pools work on channels-first data and leave it so; weights are laid out while lowering. FP16 is
+computed in FP32 and rounded once, which is inside the bounds of both accumulators that TOSA allows. Integer MATMUL is
+exact: sums are cut so that each part stays below 2^24, where FP32 holds every integer, and parts are added as INT32.
 """
 
 from __future__ import annotations
@@ -79,7 +79,11 @@ def _widened(node: ov.Output, dtype: DType) -> ov.Output:
 
 
 def _constant(array: Array) -> ov.Output:
-    return ops.constant(np.ascontiguousarray(array, np.float32)).output(0)
+    return ops.constant(np.ascontiguousarray(array, np.float32).reshape(array.shape)).output(0)
+
+
+def _scalar(value: float) -> ov.Output:
+    return _constant(np.array(value))
 
 
 def _weights(site: Site, value: Value, order: Layout, shape: list[int]) -> ov.Output:
@@ -180,8 +184,8 @@ def _depthwise(site: Site) -> tuple[Value, ...]:
 
 
 def _transpose_convolution(site: Site) -> tuple[Value, ...]:
-    """TRANSPOSE_CONV2D: [N, IH, IW, IC] by [OC, KH, KW, IC]. A negative out_pad crops, a positive one adds rows that only
-    the bias reaches."""
+    """TRANSPOSE_CONV2D: [N, IH, IW, IC] by [OC, KH, KW, IC]. A negative out_pad crops, a positive one adds rows that
+    only the bias reaches."""
     _no_zero_points(site, 3, 4)
     value, weight, bias = (_operand(site, index) for index in range(3))
     out_pad, stride = _ints(site, "out_pad"), _ints(site, "stride")
@@ -195,7 +199,7 @@ def _transpose_convolution(site: Site) -> tuple[Value, ...]:
     ).output(0)
     if any(grow):
         begin, end = np.array([0, 0, *grow[0::2]], np.int64), np.array([0, 0, *grow[1::2]], np.int64)
-        node = ops.pad(node, begin, end, "constant", _constant(np.array(0.0))).output(0)
+        node = ops.pad(node, begin, end, "constant", _scalar(0.0)).output(0)
     return _result(site, _biased(site, node, bias, 4), axes.NCHW)
 
 
@@ -220,26 +224,27 @@ def _max_nodes(data: ov.Output, window: Window, kernel: list[int]) -> ov.Output:
 
 
 def _maximum(site: Site) -> tuple[Value, ...]:
-    """MAX_POOL2D. The runtime's pool skips NaN, which is IGNORE except for windows of nothing else; for PROPAGATE a mask
-    of the NaNs is pooled beside it."""
+    """MAX_POOL2D of numbers; see `_exceptional` for NaN and infinity."""
     window, kernel = _window(site), _ints(site, "kernel")
     value = _operand(site, 0)
-    data = site.builder.to_layout(value, axes.NCHW)
-    dtype = site.out_dtypes[0]
-    if dtype is DType.INT8:
-        pooled = _max_nodes(ops.convert(data, ov.Type.f32).output(0), window, kernel)
-        return _result(site, pooled, axes.NCHW)
-    data = _widened(data, value.dtype)
+    data = ops.convert(site.builder.to_layout(value, axes.NCHW), ov.Type.f32).output(0)
     pooled = _max_nodes(data, window, kernel)
-    if site.builder.may_be_nan(value):
-        propagate = site.attributes.get("nan_mode") == PROPAGATE
-        nan, number = (1.0, 0.0) if propagate else (-1.0, 0.0)
-        # PROPAGATE: 1 where a window holds a NaN. IGNORE: -1 where it holds nothing else, padding being no value.
-        marks = ops.select(ops.is_nan(data), _constant(np.array(nan)), _constant(np.array(number))).output(0)
-        wanted = _constant(np.array(nan))
-        found = ops.equal(_max_nodes(marks, window, kernel), wanted)
-        pooled = ops.select(found, _constant(np.array(math.nan)), pooled).output(0)
+    if value.dtype is not DType.INT8 and site.builder.may_be_nan(value):
+        pooled = _exceptional(site, data, pooled, window, kernel)
     return _result(site, pooled, axes.NCHW)
+
+
+def _exceptional(site: Site, data: ov.Output, pooled: ov.Output, window: Window, kernel: list[int]) -> ov.Output:
+    """The runtime's pool skips NaN and starts from the lowest finite number. Marks of what each element is are pooled
+    beside it: the strongest mark in a window says whether the result is a NaN, minus infinity or the pool's own."""
+    propagate = site.attributes.get("nan_mode") == PROPAGATE
+    nan, lowest, number = (2.0, 0.0, 1.0) if propagate else (0.0, 1.0, 2.0)
+    minus_infinity = ops.equal(data, _scalar(-math.inf))
+    marks = ops.select(minus_infinity, _scalar(lowest), _scalar(number))
+    marks = ops.select(ops.is_nan(data), _scalar(nan), marks)
+    strongest = _max_nodes(marks.output(0), window, kernel)
+    result = ops.select(ops.equal(strongest, _scalar(lowest)), _scalar(-math.inf), pooled)
+    return ops.select(ops.equal(strongest, _scalar(nan)), _scalar(math.nan), result).output(0)
 
 
 # ---- MATMUL
@@ -257,7 +262,7 @@ def _matmul(site: Site) -> tuple[Value, ...]:
 
 def _shifted(site: Site, value: Value, zero: int) -> ov.Output:
     node = _widened(site.builder.tosa(value), value.dtype)
-    return ops.subtract(node, _constant(np.array(float(zero)))).output(0) if zero else node
+    return ops.subtract(node, _scalar(float(zero))).output(0) if zero else node
 
 
 def _integer_matmul(site: Site) -> tuple[Value, ...]:

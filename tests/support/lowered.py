@@ -1,0 +1,44 @@
+"""Runs a TOSA file straight on its lowered OpenVINO model: no device, no backend, tensors as packed bytes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Sequence
+
+import numpy as np
+import openvino as ov
+
+from virtaccel.backend_openvino.lowering.builder import lower
+from virtaccel.tosa_graph.elements import Array, pack, unpack
+from virtaccel.tosa_graph.flatbuffer import read
+from virtaccel.tosa_graph.graph import Graph, Tensor, packed_bytes
+
+CONFIG = {"EXECUTION_MODE_HINT": "ACCURACY", "INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
+
+
+@functools.cache
+def core() -> ov.Core:
+    return ov.Core()
+
+
+def compiled(graph: Graph, bounded: Collection[str] = ()) -> ov.CompiledModel:
+    return core().compile_model(lower(graph, bounded), "CPU", CONFIG)
+
+
+def _bytes_of(tensor: Tensor) -> int:
+    return packed_bytes(tensor.dtype, int(np.prod(tensor.shape, dtype=np.int64)))
+
+
+def run(tosa: bytes, inputs: Sequence[Array], bounded: Collection[str] = ()) -> list[Array]:
+    """Outputs for `inputs`, both in graph order and in numpy's carrier types; outputs start as 0xA5 bytes."""
+    graph = read(tosa)
+    model = compiled(graph, bounded)
+    request = model.create_infer_request()
+    buffers = [np.frombuffer(bytearray(pack(a, t.dtype)), np.uint8) for a, t in zip(inputs, graph.inputs, strict=True)]
+    for index, (buffer, port) in enumerate(zip(buffers, model.inputs, strict=True)):
+        request.set_input_tensor(index, ov.Tensor(buffer, port.get_shape(), port.get_element_type()))
+    results = [np.full(_bytes_of(tensor), 0xA5, np.uint8) for tensor in graph.outputs]
+    for index, (buffer, port) in enumerate(zip(results, model.outputs, strict=True)):
+        request.set_output_tensor(index, ov.Tensor(buffer, port.get_shape(), port.get_element_type()))
+    request.infer()
+    return [unpack(b.tobytes(), t.dtype, t.shape) for b, t in zip(results, graph.outputs, strict=True)]
