@@ -21,7 +21,7 @@ from virtaccel.virtqueue.layout import (
 )
 from virtaccel.virtqueue.memory import Fault, GuestMemory
 
-KNOWN_FLAGS = DESC_NEXT | DESC_WRITE
+KNOWN_FLAGS = DESC_NEXT | DESC_WRITE  # the two lowest bits, so any other flag makes a greater number
 Segments = Sequence[memoryview]
 
 
@@ -67,22 +67,17 @@ def walk(memory: GuestMemory, table: memoryview, size: int, limit: int, head: in
 
     Never raises on what the driver wrote: whatever is wrong ends in `Chain.broken`.
     """
-    translate = memory.translate
     start, end, view = memory.last_hit
     decode = DESCRIPTOR.unpack_from
     readable: list[memoryview] = []
     writable: list[memoryview] = []
     readable_bytes = writable_bytes = 0
     index = head
-    left = limit
-    while True:
+    for _ in range(limit):
         if index >= size:
             return Chain(head, broken=f"descriptor {index} is outside a table of {size}", epoch=epoch)
-        if left == 0:
-            return Chain(head, broken=f"more than {limit} descriptors, or a loop", epoch=epoch)
-        left -= 1
         address, length, flags, following = decode(table, index * DESCRIPTOR_BYTES)
-        if flags & ~KNOWN_FLAGS or length == 0:
+        if flags > KNOWN_FLAGS or not length:
             return Chain(head, broken=_why_refused(flags), epoch=epoch)
         if flags & DESC_WRITE:
             segments = writable
@@ -93,17 +88,19 @@ def walk(memory: GuestMemory, table: memoryview, size: int, limit: int, head: in
             segments = readable
             readable_bytes += length
         offset = address - start
-        if offset >= 0 and address + length <= end:  # what `translate` would do first, without the call
+        if offset >= 0 and address + length <= end:  # what `translate` does first, without the call
             segments.append(view[offset : offset + length])
         else:
             try:
-                segments += translate(address, length)
+                segments += memory.translate(address, length)
             except Fault as fault:
                 return Chain(head, broken=str(fault), epoch=epoch)
             start, end, view = memory.last_hit
         if not flags & DESC_NEXT:
             break
         index = following
+    else:
+        return Chain(head, broken=f"more than {limit} descriptors, or a loop", epoch=epoch)
     if not readable_bytes or not writable_bytes:
         missing = "writable" if readable_bytes else "readable"
         return Chain(head, broken=f"no {missing} descriptor", epoch=epoch)

@@ -162,15 +162,15 @@ class DriverQueue:
         taken = tuple(free[: -count - 1 : -1])
         del free[-count:]
         table, encode = self._table, DESCRIPTOR.pack_into
-        index = head = taken[0]
-        for (address, length), following in zip(readable, taken[1:], strict=False):
-            encode(table, index * DESCRIPTOR_BYTES, address, length, DESC_NEXT, following)
-            index = following
-        for (address, length), following in zip(writable, taken[len(readable) + 1 :], strict=False):
-            encode(table, index * DESCRIPTOR_BYTES, address, length, DESC_NEXT | DESC_WRITE, following)
-            index = following
-        address, length = writable[-1]
-        encode(table, index * DESCRIPTOR_BYTES, address, length, DESC_WRITE, 0)
+        last, first_writable = count - 1, len(readable)
+        for position, (address, length) in enumerate((*readable, *writable)):
+            flags = DESC_WRITE if position >= first_writable else 0
+            following = 0
+            if position < last:
+                flags |= DESC_NEXT
+                following = taken[position + 1]
+            encode(table, taken[position] * DESCRIPTOR_BYTES, address, length, flags, following)
+        head = taken[0]
         self._issued[head] = _Issued(taken, total)
         self.outstanding += 1
         index = self._next_available
