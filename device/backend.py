@@ -24,7 +24,8 @@ Handle: TypeAlias = object
 
 
 class BackendError(Exception):
-    """The operation did not happen and nothing was kept. `status` goes to the guest, the text only to the host's log."""
+    """The operation did not happen and nothing was kept. `status` goes to the guest, the text to the host's log only.
+    """
 
     def __init__(self, status: Status, message: str = "") -> None:
         super().__init__(message or status.name)

@@ -1,0 +1,133 @@
+"""Where ring and engine meet: `Device` is one guest's device with its backend, `Worker` serves its command queue.
+
+The only file of the engine's side that knows rings (virtqueue.md, sections 7 and 9). Neither class owns a thread or a
+descriptor: whoever runs the event loop calls `service` when the driver kicked and `completions` when the backend's
+`fileno` became readable, and is told through `notify` that the driver wants to hear.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable
+
+from virtaccel.device.backend import Backend, BackendError, BackendUnavailable
+from virtaccel.device.config import DeviceConfig, ResourcePolicy
+from virtaccel.device.engine import Engine, Health
+from virtaccel.device.errors import ConfigError
+from virtaccel.device.objects import Namespaces
+from virtaccel.device.reset import ResetReport
+from virtaccel.virtqueue.split import DeviceQueue
+
+BATCH = 64
+"""Chains served per wake-up before the event loop gets another look at everything else."""
+
+
+class Device:
+    """One guest's device: an engine, and a backend that is opened again whenever a reset had to discard it.
+
+    `open_backend` opens a fresh instance. Raises BackendUnavailable, and ConfigError if what the backend reports cannot
+    be carried by the protocol.
+    """
+
+    def __init__(
+        self,
+        open_backend: Callable[[], Backend],
+        config: DeviceConfig | None = None,
+        policy: ResourcePolicy | None = None,
+        log: logging.Logger | None = None,
+    ) -> None:
+        self.config = config if config is not None else DeviceConfig()
+        self.policy = policy if policy is not None else ResourcePolicy()
+        self._open_backend = open_backend
+        self._log = log if log is not None else logging.getLogger(__name__)
+        # One source for all engines of this device, so that no namespace comes back with a new backend.
+        self._namespaces = Namespaces(secrets.token_bytes(16))
+        self.backend: Backend
+        self.engine: Engine
+        self._open()
+
+    @property
+    def health(self) -> Health:
+        return self.engine.health
+
+    def reset(self) -> ResetReport:
+        """Whole-device reset (specification.md 4.11). A discarded backend is closed and another one opened; if that
+        fails the device answers DEVICE_LOST to everything, and the next reset tries again."""
+        report = self.engine.reset()
+        if self.engine.health is not Health.DISCARD_REQUIRED:
+            self._log.info("reset: %s released", report.released)
+            return report
+        self._log.warning("reset: backend discarded (%s), %s quarantined", report.reason, report.quarantined)
+        self._close_backend()
+        try:
+            self._open()
+        except (BackendUnavailable, BackendError, ConfigError) as error:
+            self._log.error("no backend after the reset: %s", error)
+        return report
+
+    def close(self) -> None:
+        """Give everything back without waiting; nothing may be called afterwards."""
+        self.engine.reset()
+        self._close_backend()
+
+    def _open(self) -> None:
+        backend = self._open_backend()
+        try:
+            engine = Engine(backend, self.config, self.policy, self._namespaces, self._log)
+        except Exception:
+            backend.close()
+            raise
+        self.backend, self.engine = backend, engine
+
+    def _close_backend(self) -> None:
+        try:
+            self.backend.close()
+        except Exception:  # it is being thrown away because it is not in order
+            self._log.exception("the discarded backend could not be closed")
+
+
+class Worker:
+    """Serves one command queue of `device`.
+
+    `notify` interrupts the driver. RingError leaves both methods after what was pushed so far has been notified: the
+    ring is then stopped and the device lives on. A chain that a reset has overtaken is never given back: the engine has
+    forgotten it, and the queue refuses chains of another epoch.
+    """
+
+    def __init__(self, device: Device, queue: DeviceQueue, notify: Callable[[], None]) -> None:
+        self.device = device
+        self.queue = queue
+        self.notify = notify
+
+    def service(self, budget: int = BATCH) -> bool:
+        """Serve up to `budget` chains. True says that more work is waiting and no kick will announce it."""
+        queue, process = self.queue, self.device.engine.process
+        queue.disable_kicks()
+        pushed = 0
+        try:
+            for _ in range(budget):
+                chain = queue.pop()
+                if chain is None:
+                    break
+                written = process(chain)
+                if written is not None:
+                    pushed += queue.push(chain, written)
+            else:
+                return True
+        finally:
+            if pushed and queue.should_notify():
+                self.notify()
+        return queue.enable_kicks()
+
+    def completions(self) -> int:
+        """Give back the chains whose program has loaded by now. Returns how many."""
+        queue = self.queue
+        pushed = 0
+        try:
+            for chain, written in self.device.engine.finished():
+                pushed += queue.push(chain, written)
+        finally:
+            if pushed and queue.should_notify():
+                self.notify()
+        return pushed
