@@ -154,6 +154,21 @@ class Engine:
                 done.append((item.chain, written))
         return done
 
+    def abandon(self, lost: Callable[[Chain], bool]) -> list[tuple[Chain, int]]:
+        """Give up the parked chains that `lost` names, say because their memory is going away. Their programs are not
+        loaded, so each goes back with nothing written, as after any failure to write before state changed."""
+        done: list[tuple[Chain, int]] = []
+        for item in [item for item in self._parked if lost(item.chain)]:
+            self._parked.remove(item)
+            if self.health is RUNNING:
+                try:
+                    self.state.backend.abandon_load(item.load.ticket)
+                    self.state.remove_load(item.load)
+                except Exception as error:
+                    self._verdict(error)
+            done.append((item.chain, 0))
+        return done
+
     def reset(self) -> ResetReport:
         """End the epoch (specification.md 4.11): every ID dies, parked chains are forgotten, one bounded teardown.
 

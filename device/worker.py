@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from virtaccel.device.backend import Backend, BackendError, BackendUnavailable
 from virtaccel.device.config import DeviceConfig, ResourcePolicy
@@ -17,6 +17,7 @@ from virtaccel.device.engine import Engine, Health
 from virtaccel.device.errors import ConfigError
 from virtaccel.device.objects import Namespaces
 from virtaccel.device.reset import ResetReport
+from virtaccel.virtqueue.chain import Chain
 from virtaccel.virtqueue.split import DeviceQueue
 
 BATCH = 64
@@ -43,9 +44,7 @@ class Device:
         self._log = log if log is not None else logging.getLogger(__name__)
         # One source for all engines of this device, so that no namespace comes back with a new backend.
         self._namespaces = Namespaces(secrets.token_bytes(16))
-        self.backend: Backend
-        self.engine: Engine
-        self._open()
+        self.backend, self.engine = self._open()
 
     @property
     def health(self) -> Health:
@@ -61,7 +60,7 @@ class Device:
         self._log.warning("reset: backend discarded (%s), %s quarantined", report.reason, report.quarantined)
         self._close_backend()
         try:
-            self._open()
+            self.backend, self.engine = self._open()
         except (BackendUnavailable, BackendError, ConfigError) as error:
             self._log.error("no backend after the reset: %s", error)
         return report
@@ -71,14 +70,13 @@ class Device:
         self.engine.reset()
         self._close_backend()
 
-    def _open(self) -> None:
+    def _open(self) -> tuple[Backend, Engine]:
         backend = self._open_backend()
         try:
-            engine = Engine(backend, self.config, self.policy, self._namespaces, self._log)
+            return backend, Engine(backend, self.config, self.policy, self._namespaces, self._log)
         except Exception:
             backend.close()
             raise
-        self.backend, self.engine = backend, engine
 
     def _close_backend(self) -> None:
         try:
@@ -88,21 +86,21 @@ class Device:
 
 
 class Worker:
-    """Serves one command queue of `device`.
+    """Serves one command queue with one engine; a new engine or a new queue gets a new worker.
 
-    `notify` interrupts the driver. RingError leaves both methods after what was pushed so far has been notified: the
+    `notify` interrupts the driver. RingError leaves every method after what was pushed so far has been notified: the
     ring is then stopped and the device lives on. A chain that a reset has overtaken is never given back: the engine has
     forgotten it, and the queue refuses chains of another epoch.
     """
 
-    def __init__(self, device: Device, queue: DeviceQueue, notify: Callable[[], None]) -> None:
-        self.device = device
+    def __init__(self, engine: Engine, queue: DeviceQueue, notify: Callable[[], None]) -> None:
+        self.engine = engine
         self.queue = queue
         self.notify = notify
 
     def service(self, budget: int = BATCH) -> bool:
         """Serve up to `budget` chains. True says that more work is waiting and no kick will announce it."""
-        queue, process = self.queue, self.device.engine.process
+        queue, process = self.queue, self.engine.process
         queue.disable_kicks()
         pushed = 0
         try:
@@ -122,10 +120,14 @@ class Worker:
 
     def completions(self) -> int:
         """Give back the chains whose program has loaded by now. Returns how many."""
+        return self.give_back(self.engine.finished())
+
+    def give_back(self, chains: Iterable[tuple[Chain, int]]) -> int:
+        """Give chains back out of order, with the bytes written into each. Returns how many the driver gets."""
         queue = self.queue
         pushed = 0
         try:
-            for chain, written in self.device.engine.finished():
+            for chain, written in chains:
                 pushed += queue.push(chain, written)
         finally:
             if pushed and queue.should_notify():
