@@ -12,6 +12,7 @@ chain over it is gone. An `mmap` under a region must therefore be left to the co
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from mmap import mmap
 from typing import Final
 
 from virtaccel.virtqueue.barrier import WEAKLY_ORDERED, fence
@@ -20,8 +21,7 @@ __all__ = ["ADDRESS_SPACE", "WEAKLY_ORDERED", "Buffer", "Fault", "GuestMemory", 
 
 ADDRESS_SPACE: Final = 1 << 64
 
-# What a region may be made of; mmap is a buffer too, though the type checker only knows it structurally.
-Buffer = bytearray | memoryview
+Buffer = bytearray | memoryview | mmap
 
 
 class Fault(Exception):
@@ -41,7 +41,7 @@ class Region:
 
     __slots__ = ("guest_address", "guest_end", "user_address", "user_end", "view")
 
-    def __init__(self, guest_address: int, buffer: "Buffer", user_address: int | None = None) -> None:
+    def __init__(self, guest_address: int, buffer: Buffer, user_address: int | None = None) -> None:
         view = memoryview(buffer)
         if view.readonly or not view.contiguous:
             raise RegionError("guest memory must be writable and contiguous")
