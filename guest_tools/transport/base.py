@@ -12,7 +12,16 @@ from typing import NamedTuple, Protocol, TypeAlias
 from virtaccel.device import wire
 from virtaccel.virtqueue.driver import Backpressure
 
-__all__ = ["Backpressure", "Completion", "Config", "ConfigError", "Part", "Transport", "TransportError", "decode_config"]
+__all__ = [
+    "Backpressure",
+    "Completion",
+    "Config",
+    "ConfigError",
+    "Part",
+    "Transport",
+    "TransportError",
+    "decode_config",
+]
 
 Part: TypeAlias = bytes | bytearray | memoryview
 """A piece of a request frame; a memoryview is contiguous and of format 'B'."""

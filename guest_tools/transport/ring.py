@@ -28,7 +28,7 @@ Locate: TypeAlias = Callable[[int, int], Sequence[Range]]
 
 
 class _Slot(NamedTuple):
-    """Where one outstanding command's bytes are: `index` of a small slot, or (page offset, bytes) for a large one."""
+    """Where one command's bytes are: a small slot, or borrowed `pages` (offset, bytes) with ranges of their own."""
 
     start: int
     request_address: int

@@ -1,0 +1,1 @@
+"""Subcommands of `virtaccel`, one module each; cli.py has the table."""

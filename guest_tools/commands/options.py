@@ -1,0 +1,31 @@
+"""Options that several subcommands share, and opening the accelerator they name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from virtaccel.guest_tools import accelerator
+from virtaccel.guest_tools.accelerator import Accelerator
+from virtaccel.guest_tools.via import VIAS
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_VIA_HELP = "Way to the device: " + ", ".join(row.usage for row in VIAS.values()) + "."
+
+
+def device_options(function: F) -> F:
+    """--via and --device."""
+    device = click.option("--device", metavar="NAME", help="The backend's device (CPU, GPU, NPU...); its choice if absent.")
+    via = click.option("--via", default="in-process", show_default=True, metavar="WAY", help=_VIA_HELP)
+    return via(device(function))
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
+
+
+def open_accelerator(via: str, device: str | None) -> Accelerator:
+    """What --via and --device name. Raises AcceleratorError and TransportError, which the command line shows."""
+    return accelerator.open(via, device)

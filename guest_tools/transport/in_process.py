@@ -1,0 +1,175 @@
+"""A whole device in this process: guest memory, a real split ring, the protocol engine and a backend, driven by hand.
+
+Nothing here is a stand-in: frames go through descriptor chains in memory exactly as they would from a guest; only the
+notifications are left out, since whoever waits for an answer is the one to run the device. Composes the device through
+its public face (Device, Worker, backend entry points) and knows no command. Waiting blocks in the backend's own `wait`,
+so nothing spins.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from importlib.metadata import entry_points
+from typing import cast
+
+from virtaccel.device.backend import Backend, BackendUnavailable, OpenBackend
+from virtaccel.device.config import DeviceConfig, ResourcePolicy
+from virtaccel.device.errors import ConfigError
+from virtaccel.device.worker import Device, Worker
+from virtaccel.guest_tools.errors import Unavailable
+from virtaccel.guest_tools.transport.base import Completion, Config, Part, TransportError, decode_config
+from virtaccel.guest_tools.transport.ring import CommandRing, block_bytes
+from virtaccel.virtqueue.memory import GuestMemory, Region
+from virtaccel.virtqueue.split import DeviceQueue, RingError
+
+BACKENDS = "virtaccel.backends"
+DEFAULT_BACKEND = "openvino"
+QUEUE_SIZE = 128
+GUEST_ADDRESS = 0x1_0000_0000
+LONGEST_WAIT_SECONDS = 0.25
+REASONS_KEPT = 32
+_REFUSED = "backend refused: "
+
+
+class _Reasons(logging.Handler):
+    """Keeps what the device says about refusals, which a guest never sees but whoever runs the device may."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.kept: deque[str] = deque(maxlen=REASONS_KEPT)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.kept.append(record.getMessage().removeprefix(_REFUSED))
+
+
+def find_backend(name: str) -> OpenBackend:
+    """How to open the backend that an installed distribution offers under `name`. Raises Unavailable."""
+    found = {entry.name: entry for entry in entry_points(group=BACKENDS)}
+    if name not in found:
+        raise Unavailable(f"there is no backend called {name!r}; installed are {', '.join(sorted(found)) or 'none'}")
+    try:
+        return cast(OpenBackend, found[name].load())
+    except (ImportError, AttributeError) as error:
+        raise Unavailable(f"backend {name!r} cannot be loaded: {error}; install what it needs") from error
+
+
+def open_transport(backend: str = "", device: str | None = None) -> InProcessTransport:
+    """A device of one's own with the named backend (empty: openvino). Raises Unavailable."""
+    opener = find_backend(backend or DEFAULT_BACKEND)
+    try:
+        return InProcessTransport(lambda: opener(device))
+    except (BackendUnavailable, ConfigError) as error:
+        raise Unavailable(str(error)) from error
+
+
+class InProcessTransport:
+    """A device and the driver's side of its ring. `open_backend` opens a backend, and another one after a reset that
+    had to discard the first. Raises BackendUnavailable and device.errors.ConfigError."""
+
+    def __init__(
+        self,
+        open_backend: Callable[[], Backend],
+        config: DeviceConfig | None = None,
+        policy: ResourcePolicy | None = None,
+        queue_size: int = QUEUE_SIZE,
+    ) -> None:
+        self._reasons = _Reasons()
+        # A logger of its own below the project's: it is heard where the project is, and goes with the device.
+        log = logging.Logger("virtaccel.device.in_process", logging.INFO)
+        log.parent = logging.getLogger("virtaccel.device")
+        log.addHandler(self._reasons)
+        self.device = Device(open_backend, config, policy, log)
+        self.config: Config = decode_config(self.device.config.wire.pack(), queue_size)
+        bulk = 2 * (self.config.max_request_bytes + self.config.max_response_bytes)
+        # Anonymous memory: pages exist once a command is large enough to touch them. It is left to the collector, as
+        # views of it may outlive `close`.
+        block = memoryview(mmap.mmap(-1, block_bytes(queue_size, bulk)))
+        self._memory = GuestMemory([Region(GUEST_ADDRESS, block)])
+        limit = self.config.max_chain_descriptors
+        self.ring = CommandRing(block, lambda offset, length: ((GUEST_ADDRESS + offset, length),), queue_size, limit)
+        self._queue = DeviceQueue(self._memory, queue_size, *self.ring.placement, limit)
+        self._collect = self.ring.collect
+        self._closed = False
+        self._start()
+
+    def _start(self) -> None:
+        self.worker = Worker(self.device.engine, self._queue, _nobody_to_notify)
+        self._service = self.worker.service
+
+    @property
+    def device_name(self) -> str | None:
+        """What executes, in the backend's words, if it says so."""
+        name = getattr(self.device.backend, "device_name", None)
+        return name if isinstance(name, str) else None
+
+    def take_reasons(self) -> tuple[str, ...]:
+        """What the device logged since the last time, oldest first: why something was refused."""
+        reasons = tuple(self._reasons.kept)
+        self._reasons.kept.clear()
+        return reasons
+
+    def publish(self, request: Sequence[Part], capacity: int) -> int:
+        """As in Transport. The device looks at the ring when something is collected."""
+        if self._closed:
+            raise TransportError("the device is closed")
+        return self.ring.publish(request, capacity)
+
+    def collect(self, timeout: float | None) -> Completion | None:
+        """As in Transport: runs the device as far as it gets without waiting, then waits for loads under way."""
+        completion = self._collect()
+        if completion is not None:
+            return completion
+        if self._closed:
+            raise TransportError("the device is closed")
+        try:
+            self._service()
+        except RingError as error:
+            raise TransportError(f"the device stopped the ring: {error}") from error
+        completion = self._collect()
+        if completion is not None or timeout == 0:
+            return completion
+        return self._wait(timeout)
+
+    def pause(self, seconds: float) -> None:
+        """Rest up to `seconds`, or until the backend says that something may have changed."""
+        backend = self.device.backend
+        backend.wait(seconds)
+        backend.acknowledge()
+        self.worker.completions()
+
+    def reset(self) -> None:
+        """Reset the device and the ring. Raises TransportError if no backend could be opened again."""
+        self.device.reset()
+        self.ring.reset()
+        self._queue.reset(self._memory)
+        self._start()
+
+    def close(self) -> None:
+        """Close the device and its backend. May be called twice."""
+        if not self._closed:
+            self._closed = True
+            self.device.close()
+
+    def _wait(self, timeout: float | None) -> Completion | None:
+        """Nothing is ready. What may still come are loads under way; anything else the device has withheld."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = LONGEST_WAIT_SECONDS if deadline is None else deadline - time.monotonic()
+            if not self.device.engine.parked:
+                if not self.ring.queue.outstanding:
+                    return None
+                raise TransportError(f"the device withholds its answer ({self.device.health.value}); reset it")
+            if left <= 0:
+                return None
+            self.pause(min(left, LONGEST_WAIT_SECONDS))
+            completion = self._collect()
+            if completion is not None:
+                return completion
+
+
+def _nobody_to_notify() -> None:
+    """The driver is this very thread; it looks for itself."""
