@@ -55,4 +55,4 @@ def hammer(file: int, seconds: int) -> int:
 
 if __name__ == "__main__":
     role, *numbers = sys.argv[1:]
-    sys.exit({"serve": serve, "hammer": hammer}[role](*map(int, numbers)))
+    sys.exit(serve(*map(int, numbers)) if role == "serve" else hammer(*map(int, numbers)))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from virtaccel.virtqueue.memory import Fault, GuestMemory, Region, RegionError
+from virtaccel.virtqueue.memory import Buffer, Fault, GuestMemory, Region, RegionError
 
 
 def joined(views: list[memoryview]) -> bytes:
@@ -19,9 +19,8 @@ def test_any_writable_backing_serves_and_is_written_in_place(kind: str) -> None:
     file = os.memfd_create("region") if kind == "memfd" else -1
     if file >= 0:
         os.ftruncate(file, 4096)
-    backing = {"bytearray": bytearray(4096), "memoryview": memoryview(bytearray(4096))}.get(kind) or mmap.mmap(
-        file, 4096
-    )
+    backings: dict[str, Buffer] = {"bytearray": bytearray(4096), "memoryview": memoryview(bytearray(4096))}
+    backing = backings.get(kind) or mmap.mmap(file, 4096)
     memory = GuestMemory([Region(0x1000, backing)])
     memory.translate(0x1010, 4)[0][:] = b"abcd"
     assert bytes(backing[16:20]) == b"abcd"
