@@ -24,6 +24,7 @@ from typing import Final
 
 from virtaccel.device.vhost_user import message as m
 from virtaccel.device.vhost_user.message import ProtocolFeature, Request
+from virtaccel.guest_tools.errors import Unavailable
 from virtaccel.guest_tools.transport.base import Completion, Config, Part, TransportError, decode_config
 from virtaccel.guest_tools.transport.ring import CommandRing, block_bytes
 from virtaccel.virtqueue.layout import Placement
@@ -346,6 +347,18 @@ class VhostUserTransport:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def open_transport(path: str, device: str | None = None) -> VhostUserTransport:
+    """`--via vhost-user:PATH`. Raises Unavailable."""
+    if not path:
+        raise Unavailable("say which socket: vhost-user:PATH")
+    if device is not None:
+        raise Unavailable("the daemon has chosen its device already: give --device to vhost-user-accel")
+    try:
+        return VhostUserTransport(path)
+    except TransportError as error:
+        raise Unavailable(f"{error}; is vhost-user-accel running there?") from error
 
 
 def _locate(offset: int, length: int) -> tuple[tuple[int, int]]:

@@ -1,0 +1,243 @@
+"""`vhost-user-accel`: the back end daemon that a virtual machine monitor connects to.
+
+Follows the "Backend program conventions" of the vhost-user specification: `--socket-path`, `--fd`,
+`--print-capabilities`, never in the background, a clean end on SIGTERM. Knows options and how a daemon is put together
+from them; the backend comes by entry point (group `virtaccel.backends`) and is the only thing here that may be heavy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import resource
+import signal
+import sys
+from collections.abc import Sequence
+from functools import partial
+from importlib.metadata import entry_points
+from types import FrameType
+
+from virtaccel import __version__
+from virtaccel.device import wire
+from virtaccel.device.backend import BackendError, BackendUnavailable, Limits, OpenBackend
+from virtaccel.device.config import U32_MAX, U64_MAX, DeviceConfig, ResourcePolicy, WireConfig
+from virtaccel.device.errors import ConfigError
+from virtaccel.device.vhost_user import sockets
+from virtaccel.device.vhost_user.guest import Settings
+from virtaccel.device.vhost_user.server import Server, Source
+from virtaccel.device.vhost_user.session import MAX_RING_SIZE
+from virtaccel.device.vhost_user.sockets import SocketError
+from virtaccel.device.worker import BATCH, Device
+
+PROGRAM = "vhost-user-accel"
+CAPABILITIES = {"type": "accel", "features": []}
+BACKENDS = "virtaccel.backends"
+LEVELS = ("debug", "info", "warning", "error", "critical")
+
+log = logging.getLogger(PROGRAM)
+
+
+class _Bytes(argparse.Action):
+    """A number of bytes, with an optional K, M, G or T (powers of 1024)."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, value: object, *_: object
+    ) -> None:
+        try:
+            setattr(namespace, self.dest, _parse_bytes(str(value)))
+        except ValueError:
+            parser.error(f"{self.option_strings[0]}: {value!r} is no number of bytes (digits, then K, M, G or T)")
+
+
+def _parse_bytes(text: str) -> int:
+    unit = "KMGT".find(text[-1:].upper()) + 1 if text[-1:] else 0
+    return int(text[:-1] if unit else text) << 10 * unit
+
+
+def arguments() -> argparse.ArgumentParser:
+    """The options, in groups as `--help` shows them."""
+    parser = argparse.ArgumentParser(
+        prog=PROGRAM,
+        description="A virtio-accel device for virtual machines: runs TOSA programs of a guest on this host.",
+        epilog="Without a socket option, sockets of socket activation (LISTEN_FDS) are served.",
+    )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    parser.add_argument("--print-capabilities", action="store_true", help="print a JSON description and exit")
+
+    where = parser.add_argument_group("where front ends come from (one kind)").add_mutually_exclusive_group()
+    where.add_argument(
+        "--socket-path", metavar="PATH", action="append", default=[],
+        help="listen here; once per guest, each socket is a device of its own",
+    )
+    where.add_argument("--sockets", metavar="PATH", nargs="+", default=[], help="the same for several at once")
+    where.add_argument("--fd", metavar="FDNUM", type=int, help="an inherited socket, connected or listening")
+    where.add_argument("--connect", metavar="PATH", help="connect to a VMM that listens; exits with its session")
+    parser.add_argument(
+        "--connect-timeout", metavar="SECONDS", type=float, default=30.0, help="how long to wait for it (30)"
+    )
+
+    what = parser.add_argument_group("the device")
+    what.add_argument("--backend", default="openvino", help="what executes programs (openvino)")
+    what.add_argument("--device", help="the backend's own device name, such as CPU or GPU (its choice)")
+    what.add_argument("--list-backends", action="store_true", help="print the installed backends and exit")
+
+    ring = parser.add_argument_group("the command queue")
+    ring.add_argument("--queue-size", metavar="N", type=int, default=1024, help="largest ring served (1024)")
+    ring.add_argument(
+        "--max-chain", metavar="N", type=int, default=WireConfig().max_chain_descriptors,
+        help=f"descriptors in one command ({WireConfig().max_chain_descriptors})",
+    )
+    for name, default in (("request", wire.HARD_MAX_REQUEST_BYTES), ("response", wire.HARD_MAX_RESPONSE_BYTES)):
+        ring.add_argument(
+            f"--max-{name}-bytes", metavar="BYTES", action=_Bytes, default=default, help=f"largest {name} frame (16M)"
+        )
+    ring.add_argument("--turn", metavar="N", type=int, default=BATCH, help=f"commands served per turn ({BATCH})")
+    ring.add_argument(
+        "--poll-us", metavar="MICROSECONDS", type=int, default=0,
+        help="look for more commands this long before sleeping: lower latency for processor time (0)",
+    )
+
+    quota = parser.add_argument_group("quotas of one guest")
+    policy = ResourcePolicy()
+    quota.add_argument(
+        "--max-backing-bytes", metavar="BYTES", action=_Bytes, default=policy.max_buffer_backing_bytes,
+        help="memory of all buffers together (4G)",
+    )
+    quota.add_argument(
+        "--max-resident-bytes", metavar="BYTES", action=_Bytes, default=policy.max_program_resident_bytes,
+        help="what all programs together are promised to need (64 programs of unknown size)",
+    )
+    for name, text in _COUNTS.items():
+        quota.add_argument(f"--{name.replace('_', '-')}", metavar="N", type=int, help=text)
+    quota.add_argument("--max-buffer-bytes", metavar="BYTES", action=_Bytes, help="one buffer")
+    quota.add_argument(
+        "--require-sealed", action="store_true",
+        help="refuse guest memory whose owner could shrink it, which would end this process (SIGBUS)",
+    )
+    parser.add_argument("--log-level", choices=LEVELS, default="info", help="(info)")
+    return parser
+
+
+_COUNTS = {
+    "max_contexts": "contexts",
+    "max_buffers_per_context": "buffers of one context",
+    "max_programs_per_context": "programs of one context",
+    "max_queues_per_context": "execution queues of one context",
+    "max_events_per_context": "events of one context",
+    "max_bindings_per_submission": "bindings of one submission",
+}
+
+
+def _config(options: argparse.Namespace) -> DeviceConfig:
+    """Limits that were not given are as high as the protocol has them: they never raise the backend's own."""
+    given = {name: getattr(options, name) or U32_MAX for name in _COUNTS}
+    limits = Limits(**given, max_buffer_bytes=options.max_buffer_bytes or U64_MAX, max_artifact_bytes=U64_MAX)
+    frames = WireConfig(options.max_chain, options.max_request_bytes, options.max_response_bytes)
+    return DeviceConfig(frames, limits)
+
+
+def _policy(options: argparse.Namespace) -> ResourcePolicy:
+    return ResourcePolicy(options.max_backing_bytes, options.max_resident_bytes)
+
+
+def _settings(options: argparse.Namespace) -> Settings:
+    if not 2 <= options.queue_size <= MAX_RING_SIZE:
+        raise ConfigError(f"--queue-size is {options.queue_size}, must be 2 to {MAX_RING_SIZE}")
+    if options.max_chain > options.queue_size:
+        raise ConfigError(f"--max-chain {options.max_chain} above --queue-size {options.queue_size}")
+    if options.turn < 1 or options.poll_us < 0:
+        raise ConfigError("--turn is at least 1 and --poll-us not below 0")
+    return Settings(options.queue_size, options.require_sealed, options.turn)
+
+
+def _backend(name: str) -> OpenBackend:
+    """The backend of that name. Raises BackendUnavailable if it is not installed or cannot be imported."""
+    for entry in entry_points(group=BACKENDS, name=name):
+        try:
+            opener: OpenBackend = entry.load()
+        except ImportError as error:
+            raise BackendUnavailable(f"backend {name}: {error}") from error
+        return opener
+    known = ", ".join(sorted(entry.name for entry in entry_points(group=BACKENDS))) or "none"
+    raise BackendUnavailable(f"no backend is called {name}; installed: {known}")
+
+
+def _names(options: argparse.Namespace) -> list[str]:
+    return [*options.socket_path, *options.sockets]
+
+
+def _sources(options: argparse.Namespace, activated: list[Source]) -> list[Source]:
+    """Open what the options name, all or nothing. Raises SocketError."""
+    if options.fd is not None:
+        return [sockets.inherited(options.fd)]
+    if options.connect is not None:
+        return [sockets.connect(options.connect, options.connect_timeout)]
+    opened: list[Source] = []
+    try:
+        opened.extend(sockets.listen(path) for path in _names(options))
+    except SocketError:
+        for source in opened:
+            source.close()
+        raise
+    return opened or activated
+
+
+def _serve(options: argparse.Namespace) -> None:
+    settings = _settings(options)
+    activated = sockets.activated(os.environ)
+    named = len(_names(options)) or int(options.fd is not None or options.connect is not None)
+    if not named and not activated:
+        raise SocketError("no socket to serve: give --socket-path, --fd or --connect, or use socket activation")
+    opener = partial(_backend(options.backend), options.device)
+    config, policy = _config(options), _policy(options)
+    # Devices first: a backend that cannot be had is told before anybody can connect.
+    logs = [log if max(named, len(activated)) == 1 else log.getChild(str(i)) for i in range(named or len(activated))]
+    devices = [Device(opener, config, policy, each) for each in logs]
+    server = Server(settings)
+    try:
+        sources = _sources(options, activated)
+    except SocketError:
+        for device in devices:
+            device.close()
+        raise
+    for source, device, each in zip(sources, devices, logs, strict=True):
+        server.add(source, device, each)
+    log.info("%s %s on %s", PROGRAM, __version__, options.backend)
+    server.run()
+
+
+def _early(_number: int, _frame: FrameType | None) -> None:
+    raise SystemExit(0)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the daemon; the process's exit status."""
+    parser = arguments()
+    arguments_given = sys.argv[1:] if argv is None else argv
+    if "--print-capabilities" in arguments_given:  # "Other options and arguments should be ignored"
+        print(json.dumps(CAPABILITIES))
+        return 0
+    options = parser.parse_args(arguments_given)
+    if options.list_backends:
+        print("\n".join(sorted({entry.name for entry in entry_points(group=BACKENDS)})))
+        return 0
+    logging.basicConfig(
+        level=options.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(name)s %(levelname)s: %(message)s"
+    )
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _early)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # each guest may bring dozens of descriptors
+    try:
+        _serve(options)
+    except (BackendUnavailable, BackendError, ConfigError, SocketError) as error:
+        print(f"{PROGRAM}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
