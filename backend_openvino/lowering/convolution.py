@@ -15,11 +15,13 @@ import openvino as ov
 from openvino import opset15 as ops
 
 from virtaccel.backend_openvino.lowering import layout as axes
+from virtaccel.backend_openvino.lowering.half import narrowed
 from virtaccel.backend_openvino.lowering.numbers import ELEMENT_TYPES
 from virtaccel.backend_openvino.lowering.registry import Array, Layout, Record, Site, Value, register
 from virtaccel.tosa_graph.graph import DType, Op
 
 _F32_EXACT = 1 << 24
+_NARROWED = frozenset({DType.FP32, DType.FP16})
 PROPAGATE = 1
 """NanPropagationMode of the schema; IGNORE is 2."""
 
@@ -90,8 +92,7 @@ def _weights(site: Site, value: Value, order: Layout, shape: list[int]) -> ov.Ou
     """Weights with TOSA's axes in `order`, then seen as `shape`, in FP32."""
     if value.constant is not None:
         return _constant(np.transpose(value.constant, order).reshape(shape))
-    laid_out = _widened(site.builder.to_layout(value, order), value.dtype)
-    return ops.reshape(laid_out, np.array(shape, np.int64), special_zero=False).output(0)
+    return _reshaped(_widened(site.builder.to_layout(value, order), value.dtype), shape)
 
 
 def _biased(site: Site, node: ov.Output, bias: Value, rank: int) -> ov.Output:
@@ -99,15 +100,15 @@ def _biased(site: Site, node: ov.Output, bias: Value, rank: int) -> ov.Output:
     shape = [1, bias.shape[0]] + [1] * (rank - 2)
     if bias.constant is None:
         wide = _widened(site.builder.tosa(bias), bias.dtype)
-        return ops.add(node, ops.reshape(wide, np.array(shape, np.int64), special_zero=False)).output(0)
+        return ops.add(node, _reshaped(wide, shape)).output(0)
     if not np.any(bias.constant):
         return node
     return ops.add(node, _constant(bias.constant.reshape(shape))).output(0)
 
 
-def _result(site: Site, node: ov.Output, layout: Layout) -> tuple[Value, ...]:
+def _result(site: Site, node: ov.Output, layout: Layout, exact: bool = False) -> tuple[Value, ...]:
     dtype = site.out_dtypes[0]
-    output = node if dtype is DType.FP32 else ops.convert(node, ELEMENT_TYPES[dtype]).output(0)
+    output = narrowed(site, node, exact) if dtype in _NARROWED else ops.convert(node, ELEMENT_TYPES[dtype]).output(0)
     return (site.builder.value(output, dtype, site.out_shapes[0], layout),)
 
 
@@ -147,11 +148,11 @@ def _as_product(site: Site, window: Window) -> tuple[Value, ...] | None:
     single = all(size == 1 for size in (*value.shape[1:-1], *weight.shape[1:-1]))
     if not single or any(window.begin) or any(window.end):
         return None
-    flat = ops.reshape(value.output, np.array([batch, value.shape[-1]], np.int64), special_zero=False).output(0)
+    flat = _reshaped(value.output, [batch, value.shape[-1]])
     kernel = _weights(site, weight, axes.identity(len(weight.shape)), [out_channels, weight.shape[-1]])
     product = ops.matmul(_widened(flat, value.dtype), kernel, False, True).output(0)
     total = _biased(site, product, bias, 2)
-    shaped = ops.reshape(total, np.array(site.out_shapes[0], np.int64), special_zero=False).output(0)
+    shaped = _reshaped(total, list(site.out_shapes[0]))
     return _result(site, shaped, axes.identity(len(value.shape)))
 
 
@@ -198,8 +199,7 @@ def _transpose_convolution(site: Site) -> tuple[Value, ...]:
         data, kernel, stride, pads_begin=crop[0::2], pads_end=crop[1::2], dilations=[1, 1]
     ).output(0)
     if any(grow):
-        begin, end = np.array([0, 0, *grow[0::2]], np.int64), np.array([0, 0, *grow[1::2]], np.int64)
-        node = ops.pad(node, begin, end, "constant", _scalar(0.0)).output(0)
+        node = _padded(node, [0, 0, *grow[1::2]], [0, 0, *grow[0::2]])
     return _result(site, _biased(site, node, bias, 4), axes.NCHW)
 
 
@@ -231,7 +231,7 @@ def _maximum(site: Site) -> tuple[Value, ...]:
     pooled = _max_nodes(data, window, kernel)
     if value.dtype is not DType.INT8 and site.builder.may_be_nan(value):
         pooled = _exceptional(site, data, pooled, window, kernel)
-    return _result(site, pooled, axes.NCHW)
+    return _result(site, pooled, axes.NCHW, exact=True)
 
 
 def _exceptional(site: Site, data: ov.Output, pooled: ov.Output, window: Window, kernel: list[int]) -> ov.Output:
@@ -268,23 +268,44 @@ def _shifted(site: Site, value: Value, zero: int) -> ov.Output:
 def _integer_matmul(site: Site) -> tuple[Value, ...]:
     left, right = _operand(site, 0), _operand(site, 1)
     zeros = zero_point(site, 2), zero_point(site, 3)
-    depth = left.shape[2]
-    # The largest product of two shifted operands bounds how many of them a part may hold.
-    largest = math.prod(max(127 - zero, zero + 128) for zero in zeros)
-    step = max(_F32_EXACT // largest, 1)
-    lengths = [min(step, depth - start) for start in range(0, depth, step)]
     nodes = [_shifted(site, value, zero) for value, zero in zip((left, right), zeros, strict=True)]
-    if len(lengths) == 1:
-        pieces = [nodes]
+    # The largest product of two shifted operands bounds how many of them a part may hold.
+    step = max(_F32_EXACT // math.prod(max(127 - zero, zero + 128) for zero in zeros), 1)
+    parts = -(-left.shape[2] // step)
+    if parts == 1:
+        total = ops.convert(ops.matmul(nodes[0], nodes[1], False, False), ov.Type.i32).output(0)
     else:
-        lefts = ops.variadic_split(nodes[0], 2, np.array(lengths, np.int64)).outputs()
-        rights = ops.variadic_split(nodes[1], 1, np.array(lengths, np.int64)).outputs()
-        pieces = [[a, b] for a, b in zip(lefts, rights, strict=True)]
-    parts = [ops.convert(ops.matmul(a, b, False, False), ov.Type.i32).output(0) for a, b in pieces]
-    total = parts[0]
-    for part in parts[1:]:
-        total = ops.add(total, part).output(0)
+        total = _product_in_parts(nodes[0], nodes[1], step, parts)
     return (site.builder.value(total, DType.INT32, site.out_shapes[0]),)
+
+
+def _product_in_parts(left: ov.Output, right: ov.Output, step: int, parts: int) -> ov.Output:
+    """[N, H, C] by [N, C, W] as a batch of parts, each at most `step` deep, added pairwise as INT32."""
+    batch, height, depth = left.get_shape()
+    width = right.get_shape()[2]
+    parts = 1 << (parts - 1).bit_length()
+    step = -(-depth // parts)
+    missing = parts * step - depth
+    if missing:
+        left = _padded(left, [0, 0, missing])
+        right = _padded(right, [0, missing, 0])
+    lefts = ops.transpose(_reshaped(left, [batch, height, parts, step]), np.array([2, 0, 1, 3], np.int64))
+    rights = ops.transpose(_reshaped(right, [batch, parts, step, width]), np.array([1, 0, 2, 3], np.int64))
+    total = ops.convert(ops.matmul(lefts, rights, False, False), ov.Type.i32).output(0)
+    while parts > 1:
+        first, second = ops.split(total, 0, 2).outputs()
+        total = ops.add(first, second).output(0)
+        parts //= 2
+    return _reshaped(total, [batch, height, width])
+
+
+def _reshaped(node: ov.Output, shape: list[int]) -> ov.Output:
+    return ops.reshape(node, np.array(shape, np.int64), special_zero=False).output(0)
+
+
+def _padded(node: ov.Output, end: list[int], begin: list[int] | None = None) -> ov.Output:
+    first = np.array(begin or [0] * len(end), np.int64)
+    return ops.pad(node, first, np.array(end, np.int64), "constant", _scalar(0.0)).output(0)
 
 
 # ---- rows

@@ -189,7 +189,7 @@ def test_matmul_fp16_operands(out: DType) -> None:
     )
 
 
-@pytest.mark.parametrize("depth", [1, 258, 259, 515, 1031, 4096])
+@pytest.mark.parametrize("depth", [1, 258, 259, 515, 1031, 4096, 30_000])
 def test_n7_int8_matmul_is_exact_at_any_depth(depth: int) -> None:
     worst = np.full((1, 2, depth), -128, np.int8)
     tosa = matmul((1, 2, depth), (1, depth, 3), DType.INT8, DType.INT32, zeros=(127, 127))
