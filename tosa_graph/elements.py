@@ -73,7 +73,8 @@ def _fp8_encode(values: Array, dtype: DType) -> NDArray[np.uint8]:
     tie = middles[np.minimum(codes, overflow - 1)] == wide
     codes = codes + (tie & (codes % 2 == 1))
     codes[nan] = 0x7F
-    return (codes | np.where(np.signbit(values), 0x80, 0)).astype(np.uint8)
+    signed: NDArray[np.uint8] = (codes | np.where(np.signbit(values), 0x80, 0)).astype(np.uint8)
+    return signed
 
 
 def _fp8_decode(codes: NDArray[np.uint8], dtype: DType) -> NDArray[np.float32]:
@@ -130,13 +131,12 @@ def unpack(data: bytes | memoryview, dtype: DType, shape: Sequence[int]) -> Arra
     if dtype == DType.INT4:
         pairs = np.frombuffer(data, np.int8)
         low, high = (pairs << 4) >> 4, pairs >> 4
-        values: Array = np.stack([low, high], axis=-1).reshape(-1)[:count].reshape(shape)
-        return values
+        return np.stack([low, high], axis=-1).reshape(-1)[:count].reshape(shape)
     if dtype == DType.INT48:
-        wide: Array = np.zeros((count, 8), np.uint8)
+        wide = np.zeros((count, 8), np.uint8)
         wide[:, :6] = np.frombuffer(data, np.uint8).reshape(count, 6)
         wide[:, 6:] = np.where(wide[:, 5:6] & 0x80, 0xFF, 0)
-        return wide.view("<i8").reshape(shape)
+        return np.frombuffer(wide.tobytes(), "<i8").reshape(shape)
     if dtype == DType.BF16:
         return (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32).reshape(shape)
     if dtype in _MAGNITUDES:

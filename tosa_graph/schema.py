@@ -1,8 +1,8 @@
 """The TOSA FlatBuffers schema as data: table slots, attribute tables, enumerations. Standard library only.
 
 Knows what `tosa.fbs` of TOSA 1.0 says, and the fields its 1.1 draft appended; knows nothing of bytes or of meaning.
-Slots are positions in a table's vtable, in the schema's order. The union type number of an attribute equals the number of its
-operator, so one mapping from operator to fields serves both.
+Slots are positions in a table's vtable, in the schema's order. The union type number of an attribute equals the number
+of its operator, so one mapping from operator to fields serves both.
 """
 
 from __future__ import annotations
