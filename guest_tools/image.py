@@ -33,7 +33,7 @@ UNWANTED_LIBRARY = re.compile(
 SETTLE_TIMEOUT_S = 120.0
 
 INIT = f"""#!/bin/busybox sh
-# First program of the guest: mount, load modules, then an agent on the virtio port or a shell on the console.
+# First program of the guest: mount, load modules, then the guest program on the virtio port or a shell on the console.
 /bin/busybox mount -t devtmpfs devtmpfs /dev
 /bin/busybox mount -t proc proc /proc
 /bin/busybox mount -t sysfs sysfs /sys
@@ -43,12 +43,12 @@ export PATH=/usr/bin:/bin HOME=/root PYTHONDONTWRITEBYTECODE=1 TERM=linux
 for module in uio uio_pci_generic; do insmod /lib/modules/$module.ko.xz || echo "init: no module $module"; done
 mode=shell
 for word in $(cat /proc/cmdline); do case "$word" in virtaccel.mode=*) mode=${{word#*=}};; esac; done
-if [ "$mode" = agent ]; then
+if [ "$mode" = serve ]; then
     for entry in /sys/class/virtio-ports/*; do
         [ "$(cat $entry/name 2>/dev/null)" = virtaccel ] && port=/dev/${{entry##*/}}
     done
-    python3 /{GUEST_PROGRAM} agent "$port"
-    echo "init: the agent ended with status $?"
+    python3 /{GUEST_PROGRAM} serve "$port"
+    echo "init: the guest program ended with status $?"
 else
     echo
     echo "python3 /{GUEST_PROGRAM} --help   drives the device; poweroff, or Ctrl-A X, ends the machine"
@@ -175,7 +175,9 @@ def _add_python(archive: Archive, sysroot: Sysroot, scratch: Path) -> None:
     def unwanted(folder: str, names: list[str]) -> Iterable[str]:
         return [name for name in names if UNWANTED_LIBRARY.search(name)]
 
-    shutil.copytree(sysroot.root / "usr/lib" / PYTHON, library, symlinks=False, ignore=unwanted, ignore_dangling_symlinks=True)
+    shutil.copytree(
+        sysroot.root / "usr/lib" / PYTHON, library, symlinks=False, ignore=unwanted, ignore_dangling_symlinks=True
+    )
     compile_all = ["-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash", "-s", str(scratch), "-p", "/"]
     environment = {**os.environ, "PYTHONHOME": str(sysroot.root / "usr")}
     environment.pop("PYTHONPATH", None)
@@ -205,5 +207,7 @@ def _output(command: list[str], environment: Mapping[str, str] | None = None) ->
         command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SETTLE_TIMEOUT_S, env=environment
     )
     if done.returncode != 0:
-        raise QemuUnavailable(f"{Path(command[-1]).name} could not be prepared for the guest: {done.stderr.strip()[-400:]}")
+        raise QemuUnavailable(
+            f"{Path(command[-1]).name} could not be prepared for the guest: {done.stderr.strip()[-400:]}"
+        )
     return done.stdout

@@ -148,7 +148,9 @@ def exclusive(name: str, progress: Progress = silent) -> Iterator[None]:
 
 def _check_machine() -> None:
     if sys.platform != "linux" or os.uname().machine != "x86_64":
-        raise QemuUnavailable("QEMU is fetched for Linux on x86-64 only; see docs/pairing.md to start your own QEMU 11.1")
+        raise QemuUnavailable(
+            "QEMU is fetched for Linux on x86-64 only; see docs/pairing.md to start your own QEMU 11.1"
+        )
     missing = [tool for tool in ("apt-get", "apt-config", "dpkg", "dpkg-deb") if shutil.which(tool) is None]
     if missing:
         raise QemuUnavailable(
@@ -170,7 +172,10 @@ def mirror() -> str:
         if component == "main" and release in DEBIAN_SUITES and origin in ("Debian", "", "$(ORIGIN)"):
             return uri
     raise QemuUnavailable(
-        "this machine's apt configuration names no Debian mirror; set " + MIRROR_VARIABLE + " to one that carries " + RELEASE
+        "this machine's apt configuration names no Debian mirror; set "
+        + MIRROR_VARIABLE
+        + " to one that carries "
+        + RELEASE
     )
 
 
@@ -238,7 +243,9 @@ def _run(command: list[str], timeout: float) -> str:
         raise QemuUnavailable(f"{command[0]} cannot be run: {error}") from error
     if done.returncode != 0:
         tail = "\n".join((done.stderr or done.stdout).strip().splitlines()[-6:])
-        raise QemuUnavailable(f"{' '.join(command[:1] + [c for c in command[1:] if c in ('update', 'install')])} failed:\n{tail}")
+        raise QemuUnavailable(
+            f"{' '.join(command[:1] + [c for c in command[1:] if c in ('update', 'install')])} failed:\n{tail}"
+        )
     return done.stdout
 
 
