@@ -32,6 +32,7 @@ COMMANDS = {
     "info": Command("virtaccel.guest_tools.commands.info", "What a device is, can do and allows."),
     "inspect": Command("virtaccel.guest_tools.commands.inspect", "What is in a model, and what a device says of it."),
     "run": Command("virtaccel.guest_tools.commands.run", "Run a model on arrays, or check it against known answers."),
+    "vm": Command("virtaccel.guest_tools.commands.vm", "A virtual machine with the device in it."),
 }
 
 
@@ -76,4 +77,7 @@ class Subcommands(click.Group):
 def main(verbose: int) -> None:
     """A virtio-accel device and its tools: TOSA programs, run on OpenVINO."""
     level = (logging.ERROR, logging.INFO, logging.DEBUG)[min(verbose, 2)]
-    logging.basicConfig(level=level, format="%(name)s: %(message)s")
+    handler = logging.StreamHandler()
+    handler.setLevel(level)  # here, not on a logger: loggers keep what a refusal's reason is taken from
+    handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
+    logging.basicConfig(level=level, handlers=[handler], force=True)
