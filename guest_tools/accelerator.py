@@ -97,7 +97,7 @@ class Accelerator:
 
     def load(self, model: Model, name: str | None = None) -> Program:
         """Load a TOSA model: a path, or the bytes of a file. Raises ModelError (Refused where the device says no)."""
-        data, name = _read_model(model, name)
+        data, name = read_model(model, name)
         graph = parse(data, name)
         largest = min(self.info.max_artifact_bytes, self.session.client.largest_artifact)
         if len(data) > largest:
@@ -167,7 +167,8 @@ def parse(data: bytes, name: str) -> Graph:
         raise ModelError(f"{name} is not a TOSA model that can be read: {error}") from error
 
 
-def _read_model(model: Model, name: str | None) -> tuple[bytes, str]:
+def read_model(model: Model, name: str | None = None) -> tuple[bytes, str]:
+    """Bytes and name of a model. Raises ModelError if the file cannot be read."""
     if isinstance(model, (bytes, bytearray, memoryview)):
         return bytes(model), name or "the model"
     path = Path(model)

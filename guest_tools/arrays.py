@@ -67,10 +67,11 @@ def load_npy(path: Path) -> Array:
 def load_answers(path: Path, inputs: Sequence[TensorInfo], outputs: Sequence[TensorInfo]) -> Answers:
     """The answers for a program with these tensors. Raises InputError."""
     arrays = _load_npz(path)
-    found = {kind: _by_position(path, arrays, kind, len(tensors)) for kind, tensors in (("in", inputs), ("out", outputs))}
+    declared = {"in": inputs, "out": outputs}
+    found = {kind: _by_position(path, arrays, kind, len(tensors)) for kind, tensors in declared.items()}
     stepped = {
         kind: tuple(array.ndim == len(tensor.shape) + 1 for array, tensor in zip(found[kind], tensors, strict=True))
-        for kind, tensors in (("in", inputs), ("out", outputs))
+        for kind, tensors in declared.items()
     }
     lengths = {
         len(array) for kind in found for array, has in zip(found[kind], stepped[kind], strict=True) if has

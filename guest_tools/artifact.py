@@ -1,66 +1,49 @@
 """What LOAD_PROGRAM says about a TOSA artifact: its format and the twelve target words.
 
-Knows the words of TOSA artifacts (protocol 1.0's TOSA format, ABI 1) and which extension an operator or element type
-belongs to (TOSA 1.0, section 1.5, profiles and extensions). Standard library only: this also runs inside a guest.
+Reads the needs of a graph off its element types and operators, without judging it: that is the device's part, and this
+also runs inside a guest, where a full validation would be slow. Standard library only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from virtaccel.tosa_graph.graph import DType, Graph, Op
+from virtaccel.tosa_graph.graph import AttributeValue, DType, Graph, Op
 from virtaccel.tosa_graph.schema import RoundingMode
+from virtaccel.tosa_graph.target import ALL_PROFILES, ARTIFACT_FORMAT, NO_EXTENSION, Extension, Target, to_words
 
-TOSA_FORMAT = 0x544F5341
-TARGET_ABI = 1
-PROFILE_INTEGER, PROFILE_FLOATING_POINT = 1, 2
-LEVEL_8K = 1
-
-# Bit numbers of the extensions.
-_INT16, _INT4, _BF16, _FP8E4M3, _FP8E5M2, _FFT = range(6)
-_VARIABLE, _CONTROLFLOW, _DOUBLEROUND, _INEXACTROUND = 6, 7, 9, 10  # 8 is DYNAMIC
+TOSA_FORMAT = ARTIFACT_FORMAT
 
 _OF_TYPE = {
-    DType.INT16: _INT16,
-    DType.INT48: _INT16,
-    DType.INT4: _INT4,
-    DType.BF16: _BF16,
-    DType.FP8E4M3: _FP8E4M3,
-    DType.FP8E5M2: _FP8E5M2,
+    DType.INT16: Extension.INT16,
+    DType.INT48: Extension.INT16,
+    DType.INT4: Extension.INT4,
+    DType.BF16: Extension.BF16,
+    DType.FP8E4M3: Extension.FP8E4M3,
+    DType.FP8E5M2: Extension.FP8E5M2,
 }
 _OF_OPERATOR = {
-    Op.FFT2D: _FFT,
-    Op.RFFT2D: _FFT,
-    Op.VARIABLE: _VARIABLE,
-    Op.VARIABLE_READ: _VARIABLE,
-    Op.VARIABLE_WRITE: _VARIABLE,
-    Op.COND_IF: _CONTROLFLOW,
-    Op.WHILE_LOOP: _CONTROLFLOW,
+    Op.FFT2D: Extension.FFT,
+    Op.RFFT2D: Extension.FFT,
+    Op.COND_IF: Extension.CONTROLFLOW,
+    Op.WHILE_LOOP: Extension.CONTROLFLOW,
 }
-_OF_ROUNDING = {RoundingMode.DOUBLE_ROUND: _DOUBLEROUND, RoundingMode.INEXACT_ROUND: _INEXACTROUND}
+_OF_ROUNDING: dict[AttributeValue, Extension] = {
+    RoundingMode.DOUBLE_ROUND: Extension.DOUBLEROUND,
+    RoundingMode.INEXACT_ROUND: Extension.INEXACTROUND,
+}
 
 
 def target_words(graph: Graph) -> tuple[int, ...]:
     """The target to declare for `graph`: its version, both profiles, level 8K, and the extensions that it uses."""
-    extensions = 0
-    for bit in _extensions(graph):
-        extensions |= 1 << bit
-    version = graph.version
-    words = (TOSA_FORMAT, TARGET_ABI, version.major, version.minor, version.patch)
-    return (*words, PROFILE_INTEGER | PROFILE_FLOATING_POINT, LEVEL_8K, extensions, 0, 0, 0, 0)
-
-
-def _extensions(graph: Graph) -> Iterator[int]:
+    extensions = NO_EXTENSION
     for region in graph.regions:
         for block in region.blocks:
             for tensor in block.tensors.values():
-                if tensor.dtype in _OF_TYPE:
-                    yield _OF_TYPE[tensor.dtype]
+                extensions |= _OF_TYPE.get(tensor.dtype, NO_EXTENSION)
                 if tensor.variable:
-                    yield _VARIABLE
+                    extensions |= Extension.VARIABLE
             for operator in block.operators:
-                if operator.op in _OF_OPERATOR:
-                    yield _OF_OPERATOR[operator.op]
-                rounding = operator.attributes.get("rounding_mode") if operator.op == Op.RESCALE else None
-                if rounding in _OF_ROUNDING:
-                    yield _OF_ROUNDING[RoundingMode(rounding)]
+                extensions |= _OF_OPERATOR.get(operator.op, NO_EXTENSION)
+                if operator.op == Op.RESCALE:
+                    extensions |= _OF_ROUNDING.get(operator.attributes["rounding_mode"], NO_EXTENSION)
+    version = graph.version
+    return to_words(Target(ALL_PROFILES, extensions), (version.major, version.minor, version.patch))

@@ -22,6 +22,7 @@ MODULES = (
     "virtaccel.tosa_graph",
     "virtaccel.tosa_graph.graph",
     "virtaccel.tosa_graph.schema",
+    "virtaccel.tosa_graph.target",
     "virtaccel.tosa_graph.flatbuffer",
     "virtaccel.guest_tools",
     "virtaccel.guest_tools.artifact",

@@ -42,7 +42,7 @@ def describe(info: DeviceInfo, config: Config, executes: str | None, via: str) -
         "device_id": info.device_id,
         "capabilities": capability_names(info.capabilities),
         "protocol": f"{config.protocol_major}.{config.protocol_minor}",
-        "limits": {**dict(zip(info._fields[5:], info[5:], strict=True)), **dict(zip(config._fields[3:], config[3:], strict=True))},
+        "limits": dict(zip((*info._fields[5:], *config._fields[3:]), (*info[5:], *config[3:]), strict=True)),
         "backends installed": sorted(entry.name for entry in entry_points(group="virtaccel.backends")),
     }
 

@@ -18,7 +18,7 @@ _VIA_HELP = "Way to the device: " + ", ".join(row.usage for row in VIAS.values()
 
 def device_options(function: F) -> F:
     """--via and --device."""
-    device = click.option("--device", metavar="NAME", help="The backend's device (CPU, GPU, NPU...); its choice if absent.")
+    device = click.option("--device", metavar="NAME", help="The backend's device (CPU, GPU, NPU); else its choice.")
     via = click.option("--via", default="in-process", show_default=True, metavar="WAY", help=_VIA_HELP)
     return via(device(function))
 

@@ -73,13 +73,13 @@ def inputs_from_files(program: Program, arguments: Sequence[str]) -> list[Array]
         found[name] = load_npy(Path(file))
     for tensor in program.inputs:
         if tensor.name not in found:
-            raise InputError(f"input {tensor.name!r} is missing: give --input {tensor.name}=FILE.npy, {tensor.dtype.name} "
-                             f"of shape {list(tensor.shape)}")
+            wanted = f"{tensor.dtype.name} of shape {list(tensor.shape)}"
+            raise InputError(f"input {tensor.name!r} is missing: give --input {tensor.name}=FILE.npy, {wanted}")
     return [found[name] for name in names]
 
 
 def _split_argument(argument: str, names: Sequence[str]) -> tuple[str | None, str]:
-    """Names may hold any character, so a known one is looked for first; then an = before a file name is a wrong name."""
+    """Names may hold any character, so a known one is looked for first; any other = then follows a wrong name."""
     for name in sorted(names, key=len, reverse=True):
         if argument.startswith(f"{name}="):
             return name, argument[len(name) + 1 :]
@@ -135,17 +135,14 @@ def _report_text(program: Program, run: Run, facts: dict[str, Any], checks: Sequ
         table.add_row(tensor.name, tensor.dtype.name, str(list(array.shape)), summary(array))
     console.print(table)
     times = facts["latency"]
-    console.print(
-        f"{program.name} on {facts['device'] or 'the device'}: {times['median_ms']} ms a call (median of {times['calls']}, "
-        f"90 % within {times['p90_ms']})",
-        highlight=False,
-    )
+    timing = f"{times['median_ms']} ms a call (median of {times['calls']}, 90 % within {times['p90_ms']})"
+    console.print(f"{program.name} on {facts['device'] or 'the device'}: {timing}", highlight=False, markup=False)
     for path in facts.get("files", ()):
         console.print(f"wrote {path}", highlight=False)
     for item in checks or ():
         verdict = "ok" if item.ok else f"WRONG in {item.wrong} of {item.elements} elements"
-        console.print(f"check {item.name}: worst error {item.worst:.3g}, allowed {item.allowed:.3g}: {verdict}",
-                      highlight=False, markup=False)
+        line = f"check {item.name}: worst error {item.worst:.3g}, allowed {item.allowed:.3g}: {verdict}"
+        console.print(line, highlight=False, markup=False)
 
 
 def _runner(program: Program, inputs: Sequence[str], answers: Answers | None) -> Callable[[int], Run]:
@@ -161,7 +158,7 @@ def _runner(program: Program, inputs: Sequence[str], answers: Answers | None) ->
 
 @click.command()
 @click.argument("model", type=click.Path(path_type=Path))
-@click.option("--input", "inputs", multiple=True, metavar="[NAME=]FILE.npy", help="An input array; once for each input.")
+@click.option("--input", "inputs", multiple=True, metavar="[NAME=]FILE.npy", help="An input array; once for each.")
 @click.option("--output-dir", type=click.Path(path_type=Path), help="Write the outputs there as out_K.npy.")
 @click.option("--repeat", type=click.IntRange(1), default=1, show_default=True, help="How many times to run.")
 @click.option(
@@ -187,8 +184,8 @@ def run(
 ) -> None:
     """Run MODEL (a .tosa file) on arrays, or check it against known answers.
 
-    Answers are an .npz file with in_K and out_K in the model's order; arrays with one more leading axis than their tensor
-    are the steps of a sequence.
+    Answers are an .npz file with in_K and out_K in the model's order; arrays with one more leading axis than their
+    tensor are the steps of a sequence.
     """
     with open_accelerator(via, device) as accelerator:
         program = accelerator.load(model)

@@ -1,0 +1,163 @@
+"""`virtaccel inspect`: inputs, outputs, operators and constants of a model, and what a device says of each operator.
+
+The device is asked, not guessed: the whole model is offered to it, and where it refuses, every kind of operator in the
+model is offered by itself, so that each one gets the device's own verdict and reason.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from virtaccel.guest_tools import single
+from virtaccel.guest_tools.accelerator import Accelerator, parse, read_model
+from virtaccel.guest_tools.commands.options import device_options, json_option, open_accelerator
+from virtaccel.guest_tools.errors import AcceleratorError, Refused
+from virtaccel.guest_tools.single import NOT_ALONE, Signature
+from virtaccel.tosa_graph.graph import Graph, Op, Operator, Tensor
+
+ADMITTED = "admitted"
+
+
+class Row(NamedTuple):
+    """One kind of operator in the model, how often it is there, and the verdict."""
+
+    signature: Signature
+    times: int
+    verdict: str
+
+
+def judge(accelerator: Accelerator, graph: Graph, data: bytes, name: str) -> tuple[str, dict[Signature, str]]:
+    """The device's verdict on the whole model, and on each kind of operator."""
+    block = graph.main
+    kinds: dict[Signature, Operator] = {}
+    for operator in block.operators:
+        kinds.setdefault(single.signature(operator, block), operator)
+    try:
+        accelerator.load(data, name).close()
+    except Refused as refusal:
+        verdicts = {kind: _judge_alone(accelerator, graph, operator) for kind, operator in kinds.items()}
+        return _reason(refusal), verdicts
+    # A device admits a program only if it admits every operator in it.
+    return ADMITTED, dict.fromkeys(kinds, ADMITTED)
+
+
+def _judge_alone(accelerator: Accelerator, graph: Graph, operator: Operator) -> str:
+    if operator.op in NOT_ALONE:
+        return "not judged alone"
+    try:
+        accelerator.load(single.alone(operator, graph), operator.op.name).close()
+    except Refused as refusal:
+        return _reason(refusal)
+    except AcceleratorError as error:
+        return f"cannot be asked alone: {error}"
+    return ADMITTED
+
+
+def _reason(refusal: Refused) -> str:
+    return f"refused: {refusal.reasons[-1] if refusal.reasons else refusal}"
+
+
+def rows(graph: Graph, verdicts: dict[Signature, str]) -> list[Row]:
+    """Operators by kind, most frequent first; constants are counted elsewhere."""
+    block = graph.main
+    counts = Counter(
+        single.signature(operator, block)
+        for operator in block.operators
+        if operator.op not in (Op.CONST, Op.CONST_SHAPE)
+    )
+    return [Row(kind, count, verdicts.get(kind, "not asked")) for kind, count in counts.most_common()]
+
+
+def constants(graph: Graph) -> dict[str, int]:
+    """How many constants of the main block there are, and their bytes."""
+    data = [tensor.data for tensor in graph.main.tensors.values() if tensor.data is not None and not tensor.variable]
+    return {"count": len(data), "bytes": sum(map(len, data))}
+
+
+def _plain(tensors: Iterable[Tensor]) -> list[dict[str, Any]]:
+    return [{"name": t.name, "type": t.dtype.name, "shape": list(t.shape)} for t in tensors]
+
+
+def describe(graph: Graph, name: str, size: int) -> dict[str, Any]:
+    """What the file says, as plain values."""
+    version = graph.version
+    draft = "-draft" if version.draft else ""
+    return {
+        "model": name,
+        "bytes": size,
+        "tosa": f"{version.major}.{version.minor}.{version.patch}{draft}",
+        "regions": len(graph.regions),
+        "inputs": _plain(graph.inputs),
+        "outputs": _plain(graph.outputs),
+        "variables": _plain(graph.variables),
+        "constants": constants(graph),
+    }
+
+
+def _tensor_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    lines = [("file", f"{facts['model']}, {facts['bytes']:,} bytes, TOSA {facts['tosa']}")]
+    for kind in ("inputs", "outputs", "variables"):
+        lines += [
+            (kind if index == 0 else "", f"{tensor['name']}  {tensor['type']} {tensor['shape']}")
+            for index, tensor in enumerate(facts[kind])
+        ]
+    held = facts["constants"]
+    return [*lines, ("constants", f"{held['count']}, {held['bytes']:,} bytes")]
+
+
+def _report(facts: dict[str, Any], found: list[Row]) -> None:
+    console = Console()
+    top = Table(show_header=False, box=None, pad_edge=False)
+    top.add_column(style="bold")
+    top.add_column(overflow="fold")
+    for title, text in _tensor_lines(facts):
+        top.add_row(title, text)
+    console.print(top)
+    console.print()
+    table = Table(box=None, pad_edge=False)
+    for heading in ("operator", "count", "operands", "results", "the device says"):
+        table.add_column(heading, overflow="fold", justify="right" if heading == "count" else "left")
+    for row in found:
+        op, operands, results = row.signature
+        style = "" if row.verdict == ADMITTED else "yellow"
+        table.add_row(op.name, str(row.times), operands, results, row.verdict, style=style)
+    console.print(table)
+    if facts["verdict"] is not None:
+        console.print(f"\n{facts['device'] or 'The device'}, the whole model: {facts['verdict']}", markup=False)
+
+
+@click.command()
+@click.argument("model", type=click.Path(path_type=Path))
+@click.option("--offline", is_flag=True, help="Only read the file; ask no device.")
+@device_options
+@json_option
+def inspect(model: Path, offline: bool, via: str, device: str | None, as_json: bool) -> None:
+    """What is in MODEL (a .tosa file), and what a device says of each operator."""
+    data, name = read_model(model)
+    graph = parse(data, name)
+    facts = describe(graph, name, len(data))
+    verdict: str | None = None
+    verdicts: dict[Signature, str] = {}
+    executes: str | None = None
+    if not offline:
+        with open_accelerator(via, device) as accelerator:
+            verdict, verdicts = judge(accelerator, graph, data, name)
+            executes = accelerator.device_name
+    found = rows(graph, verdicts)
+    facts |= {"device": executes, "verdict": verdict}
+    if as_json:
+        facts["operators"] = [
+            {"op": kind.op.name, "operands": kind.operands, "results": kind.results, "count": times, "verdict": said}
+            for kind, times, said in found
+        ]
+        click.echo(json.dumps(facts))
+        return
+    _report(facts, found)
