@@ -4,13 +4,15 @@
 `hammer FILE SECONDS`: rewrites descriptors 0 and 1 without pause for at most so long, or until standard input closes.
 """
 
+import itertools
 import mmap
 import os
 import select
+import struct
 import sys
 import time
 
-from rings import BASE, BYTES, DATA, NEXT, WRITE, RawRing
+from rings import BASE, BYTES, DATA, INDIRECT, NEXT, WRITE
 
 from virtaccel.virtqueue.chain import gather, scatter
 from virtaccel.virtqueue.memory import GuestMemory, Region
@@ -39,17 +41,28 @@ def serve(file: int, size: int, available: int, used: int, kick: int, call: int,
 
 
 def hammer(file: int, seconds: int) -> int:
-    ring = RawRing(8, mmap.mmap(file, BYTES))
+    table = memoryview(mmap.mmap(file, BYTES))
+    rows = [
+        struct.pack("<QIHH", address, length, flags, following)
+        for address, length, flags, following in itertools.product(
+            (DATA, DATA + 64, 0, 2**64 - 8), (24, 40, 0), (NEXT, 0, NEXT | INDIRECT), (1, 0, 7)
+        )
+    ]
+    lasts = [
+        struct.pack("<QIHH", DATA + 4096, length, flags, 0)
+        for length, flags in itertools.product((24, 2**32 - 1), (WRITE, WRITE | NEXT, 0))
+    ]
+    sound = [struct.pack("<QIHH", DATA, length, NEXT, 1) for length in (24, 40)]
     until = time.monotonic() + seconds
-    turn = 0
     while time.monotonic() < until and not select.select([0], [], [], 0)[0]:
-        for _ in range(200):
-            turn += 1
-            address = (DATA, DATA + 64, 0, 2**64 - 8)[turn % 4]
-            ring.descriptor(
-                0, address, (24, 40, 0)[turn % 3], (NEXT, NEXT, NEXT, 0, NEXT | 4)[turn % 5], (1, 0, 7)[turn % 3]
-            )
-            ring.descriptor(1, DATA + 4096, (24, 2**32 - 1)[turn % 2], (WRITE, WRITE | NEXT, 0)[turn % 3], turn % 11)
+        # Mostly sound descriptors whose length alone changes, as fast as can be, so that a second look would differ.
+        table[16:32] = lasts[0]
+        for _ in range(20_000):
+            table[0:16] = sound[0]
+            table[0:16] = sound[1]
+        for row, last in itertools.product(rows, lasts):
+            table[0:16] = row
+            table[16:32] = last
     return 0
 
 
