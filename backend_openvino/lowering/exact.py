@@ -1,0 +1,121 @@
+"""Building blocks that are exact in the CPU plugin's kernels, and constants for them.
+
+INT32 addition, multiplication, minimum, maximum, shifts and bitwise operators are exact and wrap; comparisons and
+Select of INT32 go through FP32, and so does whatever is fused with them. So INT32 is compared by bitwise difference
+with zero, which FP32 tells exactly, and selected by masks. 64-bit products are kept in 16-bit limbs.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import openvino as ov
+from numpy.typing import ArrayLike
+from openvino import opset15 as ops
+
+
+def f32(value: ArrayLike) -> ov.Output:
+    """An FP32 constant."""
+    return ops.constant(np.asarray(value, np.float32)).output(0)
+
+
+def i32(value: ArrayLike) -> ov.Output:
+    """An INT32 constant; values of 2^31 and above mean their low 32 bits."""
+    return ops.constant(np.asarray(value, np.int64).astype(np.int32)).output(0)
+
+
+def as_i32(x: ov.Output) -> ov.Output:
+    """Integers or booleans as INT32."""
+    return ops.convert(x, ov.Type.i32).output(0)
+
+
+def nonzero(x: ov.Output) -> ov.Output:
+    """Whether INT32 values differ from 0: the one comparison that going through FP32 cannot spoil."""
+    return ops.not_equal(x, i32(0)).output(0)
+
+
+def equal_i32(a: ov.Output, b: ov.Output) -> ov.Output:
+    return ops.equal(ops.bitwise_xor(a, b), i32(0)).output(0)
+
+
+def greater_i32(a: ov.Output, b: ov.Output) -> ov.Output:
+    return nonzero(ops.bitwise_xor(ops.maximum(a, b), b).output(0))
+
+
+def greater_equal_i32(a: ov.Output, b: ov.Output) -> ov.Output:
+    return equal_i32(ops.maximum(a, b).output(0), a)
+
+
+def mask(condition: ov.Output) -> ov.Output:
+    """INT32 with all bits set where the boolean holds, else 0."""
+    return ops.subtract(i32(0), as_i32(condition)).output(0)
+
+
+def blend_i32(condition: ov.Output, a: ov.Output, b: ov.Output) -> ov.Output:
+    """INT32 `a` where the condition holds, else `b`."""
+    return ops.bitwise_xor(b, ops.bitwise_and(ops.bitwise_xor(a, b), mask(condition))).output(0)
+
+
+def shifted_left(x: ov.Output, bits: ov.Output | int) -> ov.Output:
+    return ops.bitwise_left_shift(x, i32(bits) if isinstance(bits, int) else bits).output(0)
+
+
+def shifted_right(x: ov.Output, bits: ov.Output | int) -> ov.Output:
+    """Arithmetic shift."""
+    return ops.bitwise_right_shift(x, i32(bits) if isinstance(bits, int) else bits).output(0)
+
+
+def low_bits(x: ov.Output, bits: int) -> ov.Output:
+    """The low bits of INT32, zero extended."""
+    return ops.bitwise_and(x, i32((1 << bits) - 1)).output(0)
+
+
+def wrapped(x: ov.Output, bits: int) -> ov.Output:
+    """The low bits of INT32, sign extended."""
+    return shifted_right(shifted_left(x, 32 - bits), 32 - bits)
+
+
+def clipped_i32(x: ov.Output, low: int, high: int) -> ov.Output:
+    return ops.minimum(ops.maximum(x, i32(low)), i32(high)).output(0)
+
+
+class Wide(NamedTuple):
+    """A 64-bit integer: low and middle are limbs of 16 bits (which may carry more until `carried`), high is INT32."""
+
+    low: ov.Output
+    middle: ov.Output
+    high: ov.Output
+
+
+def product(a: ov.Output, b: ov.Output) -> Wide:
+    """Signed 64-bit product of INT32; the middle limb not yet carried."""
+    a_low, b_low = low_bits(a, 16), low_bits(b, 16)
+    a_high, b_high = shifted_right(a, 16), shifted_right(b, 16)
+    least = ops.multiply(a_low, b_low).output(0)
+    cross = ops.multiply(a_low, b_high).output(0), ops.multiply(a_high, b_low).output(0)
+    middle = low_bits(shifted_right(least, 16), 16)
+    high = ops.multiply(a_high, b_high).output(0)
+    for part in cross:
+        middle = ops.add(middle, low_bits(part, 16)).output(0)
+        high = ops.add(high, shifted_right(part, 16)).output(0)
+    return Wide(low_bits(least, 16), middle, high)
+
+
+def scaled(wide: Wide, shift: ArrayLike) -> ov.Output:
+    """(wide + 2^(shift-1)) >> shift as INT32, for results that fit; `shift` 1..62 is a constant that broadcasts."""
+    amount = np.asarray(shift, np.int64)
+    half = np.where(amount > 0, np.int64(1) << np.maximum(amount - 1, 0), 0)
+    low = ops.add(wide.low, i32(half & 0xFFFF)).output(0)
+    middle = ops.add(ops.add(wide.middle, i32((half >> 16) & 0xFFFF)), shifted_right(low, 16)).output(0)
+    high = ops.add(ops.add(wide.high, i32(half >> 32)), shifted_right(middle, 16)).output(0)
+    above = ops.bitwise_and(
+        shifted_right(high, i32(np.clip(amount - 32, 0, 31))), i32(np.where(amount >= 32, -1, 0))
+    ).output(0)
+    if amount.min() >= 32:
+        return above
+    below = np.clip(amount, 1, 31)
+    word = ops.bitwise_or(low_bits(low, 16), shifted_left(middle, 16)).output(0)
+    kept = ops.bitwise_and(shifted_right(word, i32(below)), i32((np.int64(1) << (32 - below)) - 1))
+    joined = ops.bitwise_or(kept, shifted_left(high, i32(32 - below)))
+    return ops.bitwise_or(above, ops.bitwise_and(joined, i32(np.where(amount < 32, -1, 0)))).output(0)
