@@ -286,8 +286,8 @@ def _version(reader: _Reader, root: _Table) -> Version:
         reader.scalar(table, slot, _I32, -1) for slot in (VersionSlot.MAJOR, VersionSlot.MINOR, VersionSlot.PATCH)
     )
     draft = reader.boolean(table, VersionSlot.DRAFT, True)
-    admitted = (major, minor, draft) == (1, 0, False) or (major, minor, patch, draft) == (1, 1, 0, True)
-    if not admitted:
+    # Files of final 1.0 carry the draft flag too: a writer that says nothing gets the schema's default, true.
+    if (major, minor) != (1, 0) and (major, minor, patch, draft) != (1, 1, 0, True):
         raise TosaError(f"version {major}.{minor}.{patch}{' draft' if draft else ''} is neither 1.0 nor the 1.1 draft")
     return Version(major, minor, patch, draft)
 

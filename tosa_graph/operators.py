@@ -146,7 +146,8 @@ def _reduction(rows: str) -> Signature:
 
 
 def _layout(extra: str = "", rank: str = "1+", rows: str = _LAYOUT) -> Signature:
-    return _signature(f"input1:in_out_t:{rank} {extra}", f"output:in_out_t:{rank}", "in_out_t", rows)
+    result = rank.rstrip("*")
+    return _signature(f"input1:in_out_t:{rank} {extra}", f"output:in_out_t:{result}", "in_out_t", rows)
 
 
 _REDUCED = f"{_INTEGER}; {_FLOAT}"

@@ -138,7 +138,8 @@ class Walk:
             tensor = block.tensors[name]
             try:
                 require(not tensor.variable, "is a variable")
-                require(tensor.data is None, "has data of its own")
+                # Writers leave a constant's data on the tensor that stands for it in another region: not a value there.
+                require(tensor.data is None or scope.region is not self.graph.regions[0], "has data of its own")
                 self._define(scope, tensor, shape)
             except TosaError as error:
                 raise TosaError(f"input {short(name)}: {error}") from None
@@ -402,8 +403,8 @@ def callees_of(operator: Operator) -> tuple[str, ...]:
 def merge(shape: Dims, declared: Dims, what: str = "the result") -> Dims:
     """What is known of a shape from two sides; they must not disagree."""
     if len(shape) != len(declared):
-        raise TosaError(f"{what} has rank {len(declared)}, must have {len(shape)}")
-    rule = f"{what} has shape {list(declared)}, must have {list(shape)}"
+        raise TosaError(f"{what}: rank {len(declared)}, must be {len(shape)}")
+    rule = f"{what}: shape {list(declared)}, must be {list(shape)}"
     return tuple(same(rule, one, other) for one, other in zip(shape, declared, strict=True))
 
 
