@@ -275,20 +275,21 @@ class Client:
     """Builds requests and receives responses for one device, between two resets.
 
     Methods named after commands return a Request to publish; `receive` takes it back with the bytes of its response.
-    Request IDs count up from 1, so they are unique among however many are outstanding.
+    Request IDs count up from `first_request_id`, so they are unique among however many are outstanding.
     """
 
-    __slots__ = ("_next_id", "config", "largest_read", "largest_write", "recovery")
+    __slots__ = ("_first_id", "_last_id", "config", "largest_read", "largest_write", "recovery")
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, first_request_id: int = 1) -> None:
         self.config = config
+        self._first_id = first_request_id
         self.largest_write = min(LARGEST_CHUNK, config.max_request_bytes - _TRANSFER.size)
         self.largest_read = min(LARGEST_CHUNK, config.max_response_bytes - _HEADER_BYTES)
         self.reset()
 
     def reset(self) -> None:
         """The device was reset: request IDs start anew, and a violation before it is forgotten."""
-        self._next_id = 0
+        self._last_id = self._first_id - 1
         self.recovery: ProtocolViolation | None = None
 
     @property
@@ -443,8 +444,8 @@ class Client:
     def _new_id(self) -> int:
         if self.recovery is not None:
             raise ProtocolViolation(f"the device must be reset first: {self.recovery}")
-        self._next_id += 1
-        return self._next_id
+        self._last_id += 1
+        return self._last_id
 
     def _by_id(self, opcode: int, object_id: int) -> Request[None]:
         request_id = self._new_id()
