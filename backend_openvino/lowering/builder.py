@@ -132,9 +132,10 @@ class Builder:
     def run(self) -> None:
         """Emit every operator of the block; operands of inputs must be in `values` already."""
         for operator in self.block.operators:
-            self._emit(operator)
+            self.emit(operator)
 
-    def _emit(self, operator: Operator) -> None:
+    def emit(self, operator: Operator) -> None:
+        """Emit one operator; its results are in `values` then. Raises Refused."""
         if operator.op is Op.CONST_SHAPE:
             self._const_shape(operator)
         elif operator.op is Op.CONST:
@@ -195,6 +196,13 @@ class Builder:
             if value.shape != shape:
                 raise site.refuse(f"gives shape {value.shape} where {name!r} has {shape}")
             self._set(name, value)
+
+    def stand_in(self, operator: Operator) -> None:
+        """Go on after a refusal, as if the operator's results were inputs: only to learn of the other operators."""
+        for name in operator.outputs:
+            tensor = self.block.tensors[name]
+            node = ops.parameter(list(tensor.shape), ELEMENT_TYPES[tensor.dtype])
+            self.values[name] = self.value(node, tensor.dtype, tensor.shape)
 
     # ---- inputs and outputs
 

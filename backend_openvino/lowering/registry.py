@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-import numpy as np
 import openvino as ov
 from numpy.typing import NDArray
 
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from virtaccel.backend_openvino.lowering.builder import Builder
 
 Layout: TypeAlias = tuple[int, ...]
-Array: TypeAlias = NDArray[np.generic]
+Array: TypeAlias = NDArray[Any]
 
 
 class Refused(TosaError):

@@ -1,0 +1,330 @@
+"""From a guest's artifact to something that runs: read, validate, lower, compile; shared, specialised, explained.
+
+One `Source` stands for one artifact on one device, shared by every program loaded from the same bytes in this process;
+its variants are compiled models, one for each set of concrete input shapes. A `Program` is what a guest holds: a source
+and pools of infer requests of its own. TOSA artifacts: format 0x544F5341, slots are inputs, then outputs, in order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+import openvino as ov
+
+from virtaccel.backend_openvino import compile as runtime
+from virtaccel.backend_openvino.execution import Event, Executable, Range, Request, Slot
+from virtaccel.backend_openvino.loader import Job
+from virtaccel.backend_openvino.lowering.builder import Builder, lower
+from virtaccel.backend_openvino.lowering.numbers import ELEMENT_TYPES
+from virtaccel.backend_openvino.lowering.registry import RECORDS, Refused
+from virtaccel.device.backend import BackendError
+from virtaccel.device.wire import Access, Status
+from virtaccel.tosa_graph.flatbuffer import read
+from virtaccel.tosa_graph.graph import DType, Graph, Op, Tensor, TosaError, packed_bytes
+from virtaccel.tosa_graph.specialise import specialise
+from virtaccel.tosa_graph.target import ALL_PROFILES, Extension, Target, from_words
+from virtaccel.tosa_graph.validate import validate
+
+log = logging.getLogger(__name__)
+
+UNKNOWN = -1
+MAX_VARIANTS = 16
+"""Compiled models kept for one source; the one used longest ago goes first."""
+_MAX_IDLE = 16
+
+Shapes: TypeAlias = tuple[tuple[int, ...], ...]
+
+
+class Argument(NamedTuple):
+    """A slot as the artifact declares it. `bytes` is -1 while a dimension is not known."""
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    bytes: int
+    access: Access
+    alignment: int
+    """What an offset has to be a multiple of: the element's bytes."""
+
+
+def _argument(tensor: Tensor, access: Access) -> Argument:
+    known = UNKNOWN not in tensor.shape
+    size = packed_bytes(tensor.dtype, math.prod(tensor.shape)) if known else -1
+    return Argument(tensor.name, tensor.dtype, tensor.shape, size, access, packed_bytes(tensor.dtype, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """Where programs are compiled, and how."""
+
+    device: str
+    tuning: runtime.Tuning
+    offered: Target
+
+
+def offered(device: str) -> Target:
+    """Profiles and extensions that programs may ask for on this device."""
+    extensions = Extension.DYNAMIC
+    types = {dtype for record in RECORDS.values() for row in record.types for dtype in row}
+    for extension, dtype in ((Extension.FP8E4M3, DType.FP8E4M3), (Extension.FP8E5M2, DType.FP8E5M2)):
+        if dtype in types and runtime.runs_fp8(device):
+            extensions |= extension
+    return Target(ALL_PROFILES, extensions)
+
+
+def admit(payload: bytes, target_words: tuple[int, ...], host: Host) -> tuple[Graph, Target]:
+    """The graph, read and validated. Raises BackendError: INVALID_ARGUMENT for what is not a TOSA file, INCOMPATIBLE
+    for a target not offered and for a graph that is not valid within it."""
+    try:
+        target = from_words(target_words)
+    except TosaError as error:
+        raise BackendError(Status.INCOMPATIBLE, str(error)) from error
+    if not host.offered.covers(target.profiles, target.extensions):
+        raise BackendError(Status.INCOMPATIBLE, f"this device offers {host.offered}, the program asks for {target}")
+    try:
+        graph = read(payload)
+    except TosaError as error:
+        raise BackendError(Status.INVALID_ARGUMENT, str(error)) from error
+    try:
+        validate(graph, target)
+    except TosaError as error:
+        raise BackendError(Status.INCOMPATIBLE, str(error)) from error
+    return graph, target
+
+
+class Source:
+    """One artifact on one device. Safe to use from several threads."""
+
+    def __init__(self, graph: Graph, target: Target, host: Host) -> None:
+        self.graph = graph
+        self.host = host
+        self.target = target
+        self.arguments = tuple(
+            [_argument(tensor, Access.READ) for tensor in graph.inputs]
+            + [_argument(tensor, Access.WRITE) for tensor in graph.outputs]
+        )
+        self.inputs = len(graph.inputs)
+        self.dynamic = any(argument.bytes < 0 for argument in self.arguments)
+        self._variants: OrderedDict[Shapes, Executable] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def declared(self) -> Shapes:
+        """Input shapes as the artifact has them."""
+        return tuple(argument.shape for argument in self.arguments[: self.inputs])
+
+    def ready(self, shapes: Shapes) -> Executable | None:
+        """The model compiled for these input shapes, if there is one."""
+        with self._lock:
+            found = self._variants.get(shapes)
+            if found is not None and len(self._variants) > 1:
+                self._variants.move_to_end(shapes)
+            return found
+
+    def compile(self, shapes: Shapes) -> Executable:
+        """Compile for these input shapes. Takes long. Raises BackendError: INCOMPATIBLE, with a reason that names the
+        operator, for what this device does not run as TOSA defines it."""
+        found = self.ready(shapes)
+        if found is not None:
+            return found
+        try:
+            graph = specialise(self.graph, shapes, self.target) if self.dynamic else self.graph
+            model = lower(graph)
+            compiled = runtime.compile_model(model, self.host.device, self.host.tuning)
+        except (TosaError, runtime.PrecisionRefused) as error:
+            raise BackendError(Status.INCOMPATIBLE, str(error)) from error
+        except RuntimeError as error:
+            raise BackendError(Status.INCOMPATIBLE, f"OpenVINO does not compile it: {error}") from error
+        executable = Executable(compiled, _slots(graph, compiled))
+        with self._lock:
+            self._variants[shapes] = executable
+            while len(self._variants) > MAX_VARIANTS:
+                self._variants.popitem(last=False)
+        return executable
+
+
+def _slots(graph: Graph, compiled: ov.CompiledModel) -> list[Slot]:
+    slots = []
+    for tensors, is_output in ((graph.inputs, False), (graph.outputs, True)):
+        for tensor in tensors:
+            size = packed_bytes(tensor.dtype, math.prod(tensor.shape))
+            shape = ov.Shape(list(tensor.shape))
+            slots.append(Slot(tensor.dtype, tensor.shape, size, is_output, ELEMENT_TYPES[tensor.dtype], shape))
+    if len(compiled.inputs) != len(graph.inputs) or len(compiled.outputs) != len(graph.outputs):
+        raise BackendError(Status.INCOMPATIBLE, "the compiled model has other inputs or outputs than the graph")
+    return slots
+
+
+# ---- sharing
+
+_sources: weakref.WeakValueDictionary[bytes, Source] = weakref.WeakValueDictionary()
+_sharing = threading.Lock()
+
+
+def digest(payload: bytes, target_words: tuple[int, ...], host: Host) -> bytes:
+    """Key of an artifact on a device."""
+    return hashlib.sha256(repr((target_words, host)).encode() + b"\0" + payload).digest()
+
+
+def shared(key: bytes) -> Source | None:
+    """A source loaded already, and still in use, in this process."""
+    with _sharing:
+        return _sources.get(key)
+
+
+def load(payload: bytes, target_words: tuple[int, ...], host: Host, key: bytes) -> Source:
+    """Read, validate, lower and compile; a graph with unknown dimensions is lowered and compiled when they are known.
+    Raises BackendError."""
+    known = shared(key)
+    if known is not None:
+        return known
+    source = Source(*admit(payload, target_words, host), host)
+    if source.dynamic:
+        _refuse_unknown_operators(source.graph)
+    else:
+        source.compile(source.declared())
+    with _sharing:
+        return _sources.setdefault(key, source)
+
+
+_BUILT_IN = frozenset({Op.CONST, Op.CONST_SHAPE, Op.IDENTITY})
+
+
+def _refuse_unknown_operators(graph: Graph) -> None:
+    for region in graph.regions:
+        for block in region.blocks:
+            for operator in block.operators:
+                if operator.op not in RECORDS and operator.op not in _BUILT_IN:
+                    raise BackendError(Status.INCOMPATIBLE, f"{operator.op.name}: not run by this backend")
+
+
+# ---- what a guest holds
+
+
+class Program:
+    """A loaded program: the source, and idle requests by compiled model. `later` runs work off the loop."""
+
+    def __init__(self, context: object, source: Source, later: Callable[[Callable[[], Executable]], Job[Executable]]):
+        self.context = context
+        self.source = source
+        self.unloaded = False
+        self.in_flight = 0
+        self._later = later
+        self._pools: dict[Executable, list[Request]] = {}
+        self._jobs: dict[Shapes, Job[Executable]] = {}
+
+    def shapes(self, sizes: tuple[int, ...]) -> Shapes:
+        """Concrete input shapes for slots bound to ranges of these sizes (bytes). Raises BackendError INCOMPATIBLE."""
+        shapes: list[tuple[int, ...]] = []
+        for argument, size in zip(self.source.arguments, sizes, strict=True):
+            if argument.bytes >= 0 and size != argument.bytes:
+                reason = f"slot of {argument.bytes} bytes ({argument.dtype.name} {argument.shape}) bound to {size}"
+                raise BackendError(Status.INCOMPATIBLE, reason)
+            if len(shapes) < self.source.inputs:
+                shapes.append(_resolved(argument, size))
+        return tuple(shapes)
+
+    def prepare(self, event: Event) -> bool:
+        """Give the event a request; False while its model is being compiled. Raises BackendError."""
+        executable = self.source.ready(event.shapes)
+        if executable is None:
+            job = self._jobs.get(event.shapes)
+            if job is None:
+                shapes, source = event.shapes, self.source
+                job = self._jobs[event.shapes] = self._later(lambda: source.compile(shapes))
+            if not job.done:
+                return False
+            del self._jobs[event.shapes]
+            executable = job.result()
+        if any(slot.bytes != size for slot, size in zip(executable.slots, event.sizes, strict=True)):
+            raise BackendError(Status.INCOMPATIBLE, "an output's binding has another size than the output")
+        event.request = self._request(executable, event.ranges)
+        return True
+
+    def _request(self, executable: Executable, ranges: tuple[Range, ...]) -> Request:
+        pool = self._pools.get(executable)
+        if pool is None:
+            pool = self._pools[executable] = []
+            self._prune()
+        for index, request in enumerate(pool):
+            if request.bound == ranges:
+                return pool.pop(index)
+        return pool.pop() if len(pool) >= _MAX_IDLE else Request(executable, pool)
+
+    def _prune(self) -> None:
+        """Requests of models that the source has dropped go with them."""
+        while len(self._pools) > MAX_VARIANTS:
+            self._let_go(self._pools.pop(next(iter(self._pools))))
+
+    @staticmethod
+    def _let_go(pool: list[Request]) -> None:
+        for request in pool:
+            request.unbind()
+        pool.clear()
+
+    def unload(self) -> None:
+        """Let idle requests go; running ones go when they end."""
+        self.unloaded = True
+        for job in self._jobs.values():
+            job.abandon()
+        for pool in self._pools.values():
+            self._let_go(pool)
+        self._pools.clear()
+
+
+def _resolved(argument: Argument, size: int) -> tuple[int, ...]:
+    """The shape whose packed form takes `size` bytes: at most one dimension may be unknown."""
+    if UNKNOWN not in argument.shape:
+        return argument.shape
+    if argument.shape.count(UNKNOWN) > 1:
+        raise BackendError(Status.INCOMPATIBLE, f"more than one unknown dimension in {argument.shape}")
+    known = math.prod(dimension for dimension in argument.shape if dimension != UNKNOWN)
+    bits = packed_bytes(argument.dtype, 8 * known)  # bits for one step of the unknown dimension
+    length = size * 8 // bits if bits else 0
+    shape = tuple(length if dimension == UNKNOWN else dimension for dimension in argument.shape)
+    if length < 1 or packed_bytes(argument.dtype, known * length) != size:
+        raise BackendError(Status.INCOMPATIBLE, f"{size} bytes do not divide into shape {argument.shape}")
+    return shape
+
+
+# ---- telling people
+
+
+class Verdict(NamedTuple):
+    """What the device says of one operator; `reason` is None if it is run."""
+
+    op: Op
+    outputs: tuple[str, ...]
+    reason: str | None
+    how: str
+
+
+def explain(payload: bytes, target_words: tuple[int, ...], host: Host) -> list[Verdict]:
+    """A verdict for each operator of the main block, in order. Unknown dimensions are taken as 1.
+
+    Raises BackendError if the artifact is refused as a whole.
+    """
+    graph, target = admit(payload, target_words, host)
+    if any(UNKNOWN in tensor.shape for tensor in graph.inputs):
+        shapes = [tuple(1 if size == UNKNOWN else size for size in tensor.shape) for tensor in graph.inputs]
+        graph = specialise(graph, shapes, target)
+    builder = Builder(graph, graph.main)
+    builder.parameters()
+    verdicts = []
+    for operator in graph.main.operators:
+        reason = None
+        try:
+            builder.emit(operator)
+        except Refused as error:
+            reason = str(error)
+            builder.stand_in(operator)
+        how = RECORDS[operator.op].how if operator.op in RECORDS else ""
+        verdicts.append(Verdict(operator.op, operator.outputs, reason, how))
+    return verdicts
