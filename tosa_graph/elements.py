@@ -131,7 +131,7 @@ def unpack(data: bytes | memoryview, dtype: DType, shape: Sequence[int]) -> Arra
     if dtype == DType.INT4:
         pairs = np.frombuffer(data, np.int8)
         low, high = (pairs << 4) >> 4, pairs >> 4
-        return np.stack([low, high], axis=-1).reshape(-1)[:count].reshape(shape)
+        return np.asarray(np.stack([low, high], axis=-1).reshape(-1)[:count].reshape(shape), np.int8)
     if dtype == DType.INT48:
         wide = np.zeros((count, 8), np.uint8)
         wide[:, :6] = np.frombuffer(data, np.uint8).reshape(count, 6)
@@ -142,5 +142,5 @@ def unpack(data: bytes | memoryview, dtype: DType, shape: Sequence[int]) -> Arra
     if dtype in _MAGNITUDES:
         return _fp8_decode(np.frombuffer(data, np.uint8), dtype).reshape(shape)
     if dtype == DType.BOOL:
-        return (np.frombuffer(data, np.uint8) != 0).reshape(shape)
+        return np.asarray(np.frombuffer(data, np.uint8).reshape(shape) != 0, np.bool_)
     return np.frombuffer(data, CARRIER[dtype]).reshape(shape)

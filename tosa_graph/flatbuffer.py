@@ -61,6 +61,7 @@ _SCALED: Final = (
     TensorSlot.SCALE_OFFSET,
     TensorSlot.SCALE_SIZE,
 )
+_MAX_SLOTS: Final = 64  # no table of the schema has as many fields; what a later one adds is not looked at
 _ALIGNMENT: Final = 8  # constants may be padded with zeros to a multiple of this (force_align in the schema)
 
 
@@ -143,7 +144,8 @@ class _Reader:
         if vtable_bytes < 4 or vtable_bytes % 2 or position + vtable_bytes > self.size or table_bytes < 4:
             self.fail("a vtable is malformed")
         self.charge(vtable_bytes)
-        slots: tuple[int, ...] = unpack_from(f"<{(vtable_bytes - 4) // 2}H", self.data, position + 4)
+        count = min((vtable_bytes - 4) // 2, _MAX_SLOTS)
+        slots: tuple[int, ...] = unpack_from(f"<{count}H", self.data, position + 4)
         if slots and (max(slots) >= table_bytes or any(0 < slot < 4 for slot in slots)):
             self.fail("a field lies outside its table")
         return _Vtable(table_bytes, slots)

@@ -1,13 +1,13 @@
-"""Give a graph with -1 dimensions concrete input shapes, and all its tensors with them. Standard library only."""
+"""Make a graph concrete: shapes for its -1 dimensions, data for constants kept apart from it. Standard library only."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from virtaccel.tosa_graph.flatbuffer import short
-from virtaccel.tosa_graph.graph import Block, Graph, Op, Operator, Shape, TosaError
-from virtaccel.tosa_graph.node import UNKNOWN, Dims
+from virtaccel.tosa_graph.graph import Block, Graph, Op, Operator, Shape, TosaError, packed_bytes
+from virtaccel.tosa_graph.node import UNKNOWN, Dims, size
 from virtaccel.tosa_graph.target import EVERYTHING, Target
 from virtaccel.tosa_graph.walk import DEFAULT_BUDGET, Budget, Scope, Walk
 
@@ -33,6 +33,31 @@ def specialise(
         for region in graph.regions
     )
     return replace(graph, regions=regions)
+
+
+def fill_constants(graph: Graph, constants: Mapping[str, bytes]) -> Graph:
+    """The same graph with packed data put into CONST tensors of these names.
+
+    Files whose constants are kept apart list those as inputs of the program too; there they are dropped. Raises
+    TosaError for a name that no CONST produces, or data that do not fit the shape.
+    """
+    missing = set(constants)
+    regions = []
+    for region in graph.regions:
+        (block,) = region.blocks
+        tensors = dict(block.tensors)
+        made = {operator.outputs[0] for operator in block.operators if operator.op == Op.CONST and operator.outputs}
+        for name in made & set(constants):
+            tensor = tensors[name]
+            if len(constants[name]) != packed_bytes(tensor.dtype, size(tensor.shape)):
+                raise TosaError(f"{len(constants[name])} bytes do not fit the constant {short(name)}")
+            tensors[name] = replace(tensor, data=constants[name])
+        inputs = tuple(name for name in block.inputs if name not in made)
+        regions.append(replace(region, blocks=(replace(block, tensors=tensors, inputs=inputs),)))
+        missing -= made
+    if missing:
+        raise TosaError(f"there is no constant {short(min(missing))}")
+    return replace(graph, regions=tuple(regions))
 
 
 def _block(scope: Scope) -> Block:

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from virtaccel.tosa_graph.elements import NATURAL, Array, pack
-from virtaccel.tosa_graph.graph import AttributeValue, DType, Op
+from virtaccel.tosa_graph.graph import AttributeValue, DType, Graph, Op
 from virtaccel.tosa_graph.schema import (
     ATTRIBUTES,
     DEFAULTS,
@@ -173,8 +173,13 @@ class RegionWriter:
         attributes: Mapping[str, Attribute] | None = None,
         attribute_type: int | None = None,
     ) -> None:
-        """An operator whose outputs are declared already. `attribute_type` is the union's type if it is to differ."""
+        """An operator whose outputs are declared already. `attribute_type` is the union's type if it is to differ.
+
+        Variable accesses are written as other serialisers write them, as IDENTITY with the access's own attributes.
+        """
         union = op if attribute_type is None else attribute_type
+        if attribute_type is None and op in (Op.VARIABLE_READ, Op.VARIABLE_WRITE):
+            op = Op.IDENTITY
         self._operators.append(_Operator(op, attributes or {}, tuple(inputs), tuple(outputs), union))
 
 
@@ -194,6 +199,27 @@ class GraphWriter(RegionWriter):
 
     def to_bytes(self) -> bytes:
         return _Encoder().graph(self._regions, self.version, self.draft)
+
+
+def encode(graph: Graph) -> bytes:
+    """A file that reads as `graph`. Every region must have exactly one block."""
+    version = graph.version
+    writer = GraphWriter((version.major, version.minor, version.patch), version.draft)
+    for position, region in enumerate(graph.regions):
+        (block,) = region.blocks
+        target = writer if position == 0 else writer.region(region.name)
+        target.name, target.block_name = region.name, block.name
+        for tensor in block.tensors.values():
+            variable = tensor.variable_name if tensor.variable else None
+            target.tensor(tensor.name, tensor.shape, tensor.dtype, tensor.data, variable)
+        for shape in block.shapes.values():
+            data = None if shape.values is None else np.asarray(shape.values, "<i8").tobytes()
+            target.shape_value(shape.name, shape.rank, data)
+        for operator in block.operators:
+            target.place(operator.op, operator.inputs, operator.outputs, operator.attributes)
+        target.inputs(*block.inputs)
+        target.output(*block.outputs)
+    return writer.to_bytes()
 
 
 _ENUM_DEFAULTS: Final[dict[str, int]] = {"nan_mode": NanMode.PROPAGATE}
