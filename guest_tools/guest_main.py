@@ -43,6 +43,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--virtio-id", type=int, default=DEFAULT_VIRTIO_ID, help="virtio device ID (default: %(default)s)"
     )
+    parser.add_argument("--no-huge-pages", action="store_true", help="leave the pool of huge pages alone")
     parser.add_argument("--polling", action="store_true", help="do not use interrupts")
     parser.add_argument(
         "--lost-after", type=float, default=LOST_AFTER_S, metavar="SECONDS", help="silence that means a lost device"
@@ -68,7 +69,11 @@ def _parser() -> argparse.ArgumentParser:
 
 def _open(options: argparse.Namespace) -> Session:
     transport = open_pci(
-        options.pci, virtio_id=options.virtio_id, interrupts=not options.polling, lost_after=options.lost_after
+        options.pci,
+        virtio_id=options.virtio_id,
+        interrupts=not options.polling,
+        huge_pages=not options.no_huge_pages,
+        lost_after=options.lost_after,
     )
     print(f"{transport.function.address}: {transport.how}")
     return Session(transport)
@@ -101,7 +106,7 @@ def _run(options: argparse.Namespace) -> int:
         case = _case(options, model)
         status = GOOD
         for _ in range(max(1, options.repeat)):
-            model.restart()
+            model.restart(model.lanes[0])
             status = max(status, _steps(options, model, case))
         model.close()
         return status
@@ -114,7 +119,7 @@ def _case(options: argparse.Namespace, model: Model) -> _Case:
         arrays = read_npz(options.check)
         try:
             given = [arrays[f"in_{index}"] for index in range(len(model.inputs))]
-            wanted = [arrays[f"out_{index}"] for index in range(len(model.outputs))]
+            wanted = [arrays[f"out_{index}"] for index in range(len(model.graph.outputs))]
         except KeyError as error:
             raise ArrayError(f"{options.check.name}: no array {error}") from error
     else:
@@ -175,7 +180,7 @@ def _steps(options: argparse.Namespace, model: Model, case: _Case) -> int:
 
 
 def _array(model: Model, index: int, data: bytes) -> Array:
-    tensor = model.outputs[index].tensor
+    tensor = model.graph.outputs[index]
     kind = NAMES.get(tensor.dtype)
     return Array(kind, tensor.shape, data) if kind else Array("|u1", (len(data),), data)
 

@@ -12,7 +12,16 @@ from typing import NamedTuple
 
 from virtaccel.device.wire import Access, EventState, Usage
 from virtaccel.guest_tools.artifact import TOSA_FORMAT, target_words
-from virtaccel.guest_tools.client import Binding, Buffer, ClientError, Event, pack_bindings, status_name
+from virtaccel.guest_tools.client import (
+    Binding,
+    Buffer,
+    ClientError,
+    Event,
+    PackedBindings,
+    Request,
+    pack_bindings,
+    status_name,
+)
 from virtaccel.guest_tools.session import Session
 from virtaccel.tosa_graph.flatbuffer import read
 from virtaccel.tosa_graph.graph import Graph, Tensor, TosaError, packed_bytes
@@ -28,10 +37,20 @@ class ModelError(Exception):
     """The model cannot be run as asked; the text says why."""
 
 
-class _Bound(NamedTuple):
+class Bound(NamedTuple):
+    """A tensor and the buffer that holds it; `size` in bytes."""
+
     tensor: Tensor
     buffer: Buffer
     size: int
+
+
+class Lane(NamedTuple):
+    """Buffers for one run at a time: outputs and variables of its own, inputs that all lanes read."""
+
+    outputs: list[Bound]
+    states: list[Bound]
+    bindings: PackedBindings
 
 
 def tensor_bytes(tensor: Tensor) -> int:
@@ -44,7 +63,7 @@ def tensor_bytes(tensor: Tensor) -> int:
 
 
 class Model:
-    """A loaded program with buffers of its own: context, queue, program, one buffer for each slot."""
+    """A loaded program with buffers of its own: context, queue, program, inputs, and a lane to run in."""
 
     def __init__(self, session: Session, artifact: bytes) -> None:
         self.session = session
@@ -61,24 +80,28 @@ class Model:
         self.load_seconds = time.monotonic() - start
         self.queue = call(client.create_queue(self.context))
         self.inputs = [self._bind(tensor, INPUT) for tensor in self.graph.inputs]
-        self.outputs = [self._bind(tensor, OUTPUT) for tensor in self.graph.outputs]
-        self.states = [self._bind(tensor, STATE) for tensor in self.graph.variables]
-        self.restart()
-        slots = [(bound, Access.READ) for bound in self.inputs]
-        slots += [(bound, Access.WRITE) for bound in self.outputs]
-        slots += [(bound, Access.READ_WRITE) for bound in self.states]
-        self.bindings = pack_bindings(
-            [Binding(bound.buffer, 0, bound.size, slot, access) for slot, (bound, access) in enumerate(slots)]
-        )
+        self.lanes = [self.new_lane()]
 
-    def _bind(self, tensor: Tensor, usage: Usage) -> _Bound:
+    def new_lane(self) -> Lane:
+        """Buffers for one more run beside those under way; variables hold their initial values."""
+        outputs = [self._bind(tensor, OUTPUT) for tensor in self.graph.outputs]
+        states = [self._bind(tensor, STATE) for tensor in self.graph.variables]
+        slots = [(bound, Access.READ) for bound in self.inputs]
+        slots += [(bound, Access.WRITE) for bound in outputs]
+        slots += [(bound, Access.READ_WRITE) for bound in states]
+        bindings = [Binding(bound.buffer, 0, bound.size, slot, access) for slot, (bound, access) in enumerate(slots)]
+        lane = Lane(outputs, states, pack_bindings(bindings))
+        self.restart(lane)
+        return lane
+
+    def _bind(self, tensor: Tensor, usage: Usage) -> Bound:
         size = tensor_bytes(tensor)
         request = self.session.client.allocate_buffer(self.context, size, usage, domain=self.domain)
-        return _Bound(tensor, self.session.call(request), size)
+        return Bound(tensor, self.session.call(request), size)
 
-    def restart(self) -> None:
+    def restart(self, lane: Lane) -> None:
         """Give every variable its initial value again."""
-        for bound in self.states:
+        for bound in lane.states:
             self.session.write(bound.buffer, memoryview(bound.tensor.data or bytes(bound.size)))
 
     def write(self, inputs: Sequence[bytes]) -> None:
@@ -90,9 +113,9 @@ class Model:
                 raise ModelError(f"{bound.tensor.name}: {len(data)} bytes were given, {bound.size} are needed")
             self.session.write(bound.buffer, memoryview(data))
 
-    def submit(self) -> Event:
-        """Start one run on the buffers as they are."""
-        return self.session.call(self.session.client.submit(self.queue, self.program, self.bindings))
+    def submission(self, lane: Lane) -> Request[Event]:
+        """The command that starts a run in `lane`."""
+        return self.session.client.submit(self.queue, self.program, lane.bindings)
 
     def finish(self, event: Event, timeout: float = RUN_TIMEOUT_S) -> None:
         """Wait for a run and destroy its event. Raises ModelError if it did not complete."""
@@ -103,31 +126,32 @@ class Model:
         if status.state != EventState.COMPLETE:
             raise ModelError(f"the run ended as {status.state.name} ({status_name(status.error)})")
 
-    def read(self) -> list[bytes]:
+    def read(self, lane: Lane) -> list[bytes]:
         """The output buffers' bytes, in the graph's order."""
         results = []
-        for bound in self.outputs:
+        for bound in lane.outputs:
             sink = bytearray(bound.size)
             self.session.read(bound.buffer, memoryview(sink))
             results.append(bytes(sink))
         return results
 
-    def blank(self) -> None:
+    def blank(self, lane: Lane) -> None:
         """Fill the outputs with 0xA5, so that what one run left cannot pass for the next one's answer."""
-        for bound in self.outputs:
+        for bound in lane.outputs:
             self.session.write(bound.buffer, memoryview(bytes([OUTPUT_BLANK]) * bound.size))
 
     def run(self, inputs: Sequence[bytes]) -> list[bytes]:
-        """One whole round: write, submit, wait, read."""
+        """One whole round in the first lane: write, submit, wait, read."""
         self.write(inputs)
-        self.finish(self.submit())
-        return self.read()
+        self.finish(self.session.call(self.submission(self.lanes[0])))
+        return self.read(self.lanes[0])
 
     def close(self) -> None:
         """Give everything back, children first. What the device refuses is left to its reset."""
         client, call = self.session.client, self.session.call
+        bounds = [*self.inputs, *(bound for lane in self.lanes for bound in (*lane.outputs, *lane.states))]
         try:
-            for bound in (*self.inputs, *self.outputs, *self.states):
+            for bound in bounds:
                 call(client.free_buffer(bound.buffer))
             call(client.unload_program(self.program))
             call(client.destroy_queue(self.queue))

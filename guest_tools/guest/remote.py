@@ -19,7 +19,7 @@ from typing import Any
 
 from virtaccel.guest_tools.client import ClientError, DeviceError, Event, status_name
 from virtaccel.guest_tools.guest.arrays import Array, ArrayError, compare, read_npz
-from virtaccel.guest_tools.guest.model import Model, ModelError
+from virtaccel.guest_tools.guest.model import Lane, Model, ModelError
 from virtaccel.guest_tools.pci.transport import PciTransport, open_pci
 from virtaccel.guest_tools.session import Session
 from virtaccel.guest_tools.transport.base import TransportError
@@ -162,34 +162,34 @@ class Remote:
         if check is not None:
             arrays = read_npz(Path(check))
             self._model.write([arrays[f"in_{index}"].data for index in range(len(self._model.inputs))])
-            self.expected = [arrays[f"out_{index}"] for index in range(len(self._model.outputs))]
-        objects = (self._model.context, self._model.program, self._model.queue)
-        return {
-            "objects": list(objects),
-            "buffers": [bound.buffer for bound in self._model.inputs + self._model.outputs],
-        }
+            self.expected = [arrays[f"out_{index}"] for index in range(len(self._model.graph.outputs))]
+        loaded = self._model
+        buffers = [bound.buffer for bound in loaded.inputs + loaded.lanes[0].outputs]
+        return {"context": loaded.context, "program": loaded.program, "queue": loaded.queue, "buffers": buffers}
 
-    def _check(self) -> int:
-        """How many outputs are right now in their buffers."""
-        results = self._model.read()
-        return sum(compare(got, want).good for got, want in zip(results, self.expected, strict=True))
+    def _right(self, lane: Lane) -> bool:
+        """Whether all outputs of a lane are what they should be."""
+        results = self._model.read(lane)
+        return all(compare(got, want).good for got, want in zip(results, self.expected, strict=True))
 
     def submissions(self, count: int) -> Fields:
         """So many runs one after another, each checked."""
-        right = 0
+        model, right = self._model, 0
+        lane = model.lanes[0]
         for _ in range(count):
-            self._model.blank()
-            self._model.finish(self._model.submit())
-            right += self._check() == len(self.expected)
+            model.blank(lane)
+            model.finish(self._session.call(model.submission(lane)))
+            right += self._right(lane)
         return {"right": right, "count": count}
 
     def begin(self, count: int) -> Fields:
-        """Publish so many SUBMIT commands and collect none of them."""
-        session = self._session
-        for _ in range(count):
-            self.tokens.append(
-                session.start(session.client.submit(self._model.queue, self._model.program, self._model.bindings))
-            )
+        """Publish so many SUBMIT commands, each with output buffers of its own, and collect none of them."""
+        session, model = self._session, self._model
+        while len(model.lanes) < count:
+            model.lanes.append(model.new_lane())
+        for lane in model.lanes[:count]:
+            model.blank(lane)
+        self.tokens = [session.start(model.submission(lane)) for lane in model.lanes[:count]]
         return {"outstanding": len(self.tokens)}
 
     def admitted(self) -> Fields:
@@ -205,17 +205,16 @@ class Remote:
 
     def states(self) -> Fields:
         """Poll every event once."""
-        return {
-            "states": [self._session.call(self._session.client.poll_event(event)).state.name for event in self.events]
-        }
+        poll = self._session.client.poll_event
+        return {"states": [self._session.call(poll(event)).state.name for event in self.events]}
 
     def finish(self, timeout: float = 60.0) -> Fields:
-        """Wait for all events, destroy them, and check the outputs."""
-        count = len(self.events)
-        while self.events:
-            self._model.finish(self.events[-1], timeout)
-            self.events.pop()
-        return {"finished": count, "right": self._check() == len(self.expected)}
+        """Wait for all events of `begin`, destroy them, and check each lane's outputs."""
+        for event in self.events:
+            self._model.finish(event, timeout)
+        right = sum(self._right(lane) for lane in self._model.lanes[: len(self.events)])
+        count, self.events = len(self.events), []
+        return {"finished": count, "right": right}
 
     def traffic(self, seconds: float) -> Fields:
         """Commands as fast as they go, for so long or until the device fails; the failure is part of the answer."""

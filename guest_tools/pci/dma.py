@@ -89,9 +89,9 @@ class DmaMemory:
         self._give_back()
 
 
-def allocate(size: int, smallest: int) -> DmaMemory:
+def allocate(size: int, smallest: int, *, huge_pages: bool = True) -> DmaMemory:
     """`size` bytes if there are so many huge pages, down to `smallest`; else ordinary pinned pages. Raises DmaError."""
-    huge = huge_page_bytes()
+    huge = huge_page_bytes() if huge_pages else 0
     wanted = size
     while huge and wanted >= smallest:
         rounded = -(-wanted // huge) * huge

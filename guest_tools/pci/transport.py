@@ -42,15 +42,17 @@ def open_pci(
     *,
     virtio_id: int = DEFAULT_VIRTIO_ID,
     interrupts: bool = True,
+    huge_pages: bool = True,
     lost_after: float = LOST_AFTER_S,
 ) -> PciTransport:
     """Take over the function at `address` (`0000:00:02.0`; None: the only one) and bring its queue up.
 
-    `lost_after` is how many seconds of silence, with commands outstanding, make a device lost. Raises TransportError.
+    `lost_after` is how many seconds of silence, with commands outstanding, make a device lost; without `huge_pages` that
+    pool is left alone. Raises TransportError.
     """
     function = Function(choose(address, virtio_id))
     try:
-        return PciTransport(function, interrupts=interrupts, lost_after=lost_after)
+        return PciTransport(function, interrupts=interrupts, huge_pages=huge_pages, lost_after=lost_after)
     except BaseException:
         function.close()
         raise
@@ -59,7 +61,14 @@ def open_pci(
 class PciTransport:
     """See transport.base.Transport. Frame limits in `config` are lowered to what one chain of this memory carries."""
 
-    def __init__(self, function: Function, *, interrupts: bool = True, lost_after: float = LOST_AFTER_S) -> None:
+    def __init__(
+        self,
+        function: Function,
+        *,
+        interrupts: bool = True,
+        huge_pages: bool = True,
+        lost_after: float = LOST_AFTER_S,
+    ) -> None:
         self.function = function
         self._lost_after = lost_after
         self._lost: str | None = None
@@ -75,7 +84,8 @@ class PciTransport:
         raw = self._handshake()
         self._queue_size = self._offered_queue(raw)
         wanted = min(LARGEST_BULK, raw.max_request_bytes + raw.max_response_bytes)
-        self._memory = allocate(block_bytes(self._queue_size, wanted), block_bytes(self._queue_size, SMALLEST_BULK))
+        smallest = block_bytes(self._queue_size, SMALLEST_BULK)
+        self._memory = allocate(block_bytes(self._queue_size, wanted), smallest, huge_pages=huge_pages)
         self._wait: Wait = Polling()
         try:
             self._wait = UioInterrupt(node, function, self._words[2].u8) if node else Polling()

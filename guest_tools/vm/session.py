@@ -51,7 +51,7 @@ class VmSession:
             self.accelerator = options.accelerator or qemu.accelerator(self.sysroot, progress)
             socket = self.folder / "accel.sock"
             self.pairing = commands.Pairing(socket, options.memory_mib, options.virtio_id)
-            self.daemon = self._stack.enter_context(_stopping(start_daemon(socket, self.folder, options.daemon)))
+            self.daemon = self._stack.enter_context(_stopping(start_daemon([socket], self.folder, options.daemon)))
         except BaseException:
             self._stack.close()
             raise
@@ -109,12 +109,12 @@ class VmSession:
         self.close()
 
 
-def start_daemon(socket: Path, folder: Path, arguments: Sequence[str] = ()) -> Child:
-    """Start vhost-user-accel and wait until it listens. Raises MachineError with its last words."""
-    command = [sys.executable, "-m", "virtaccel.device.cli", "--socket-path", str(socket), *arguments]
+def start_daemon(sockets: Sequence[Path], folder: Path, arguments: Sequence[str] = ()) -> Child:
+    """Start vhost-user-accel and wait until it listens on all sockets, each a device of its own. Raises MachineError with its last words."""
+    command = [sys.executable, "-m", "virtaccel.device.cli", "--sockets", *map(str, sockets), *arguments]
     child = Child("vhost-user-accel", command, folder / "daemon.log")
     limit = time.monotonic() + LISTEN_S
-    while not socket.exists():
+    while not all(socket.exists() for socket in sockets):
         if child.status is not None or time.monotonic() > limit:
             child.stop()
             raise MachineError(f"vhost-user-accel did not start:\n{child.tail()}")
