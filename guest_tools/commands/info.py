@@ -7,12 +7,11 @@ import uuid
 from importlib.metadata import entry_points
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from virtaccel.device.wire import AcceleratorClass, Capability
 from virtaccel.guest_tools.client import DeviceInfo
-from virtaccel.guest_tools.commands.options import device_options, json_option, open_accelerator
+from virtaccel.guest_tools.commands.options import device_options, json_option, open_accelerator, terminal
 from virtaccel.guest_tools.transport.base import Config
 
 
@@ -74,4 +73,4 @@ def info(via: str, device: str | None, as_json: bool) -> None:
     table.add_column(overflow="fold")
     for row in _rows(facts):
         table.add_row(*row)
-    Console().print(table)
+    terminal().print(table)

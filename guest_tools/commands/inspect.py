@@ -7,23 +7,24 @@ model is offered by itself, so that each one gets the device's own verdict and r
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from virtaccel.guest_tools import single
 from virtaccel.guest_tools.accelerator import Accelerator, parse, read_model
-from virtaccel.guest_tools.commands.options import device_options, json_option, open_accelerator
+from virtaccel.guest_tools.commands.options import device_options, json_option, open_accelerator, terminal
 from virtaccel.guest_tools.errors import AcceleratorError, Refused
 from virtaccel.guest_tools.single import NOT_ALONE, Signature
 from virtaccel.tosa_graph.graph import Graph, Op, Operator, Tensor
 
 ADMITTED = "admitted"
+_SHAPE = re.compile(r"\[[^\]]*\]")
 
 
 class Row(NamedTuple):
@@ -113,8 +114,17 @@ def _tensor_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
     return [*lines, ("constants", f"{held['count']}, {held['bytes']:,} bytes")]
 
 
+def by_type(found: Iterable[Row]) -> list[Row]:
+    """Kinds that differ in shapes alone, with one verdict, as one row."""
+    merged: Counter[tuple[Signature, str]] = Counter()
+    for (op, operands, results), times, verdict in found:
+        kind = Signature(op, _SHAPE.sub("", operands), _SHAPE.sub("", results))
+        merged[kind, verdict] += times
+    return [Row(kind, times, verdict) for (kind, verdict), times in merged.most_common()]
+
+
 def _report(facts: dict[str, Any], found: list[Row]) -> None:
-    console = Console()
+    console = terminal()
     top = Table(show_header=False, box=None, pad_edge=False)
     top.add_column(style="bold")
     top.add_column(overflow="fold")
@@ -136,10 +146,11 @@ def _report(facts: dict[str, Any], found: list[Row]) -> None:
 
 @click.command()
 @click.argument("model", type=click.Path(path_type=Path))
+@click.option("--shapes", is_flag=True, help="A line for each set of shapes, not only for each set of types.")
 @click.option("--offline", is_flag=True, help="Only read the file; ask no device.")
 @device_options
 @json_option
-def inspect(model: Path, offline: bool, via: str, device: str | None, as_json: bool) -> None:
+def inspect(model: Path, shapes: bool, offline: bool, via: str, device: str | None, as_json: bool) -> None:
     """What is in MODEL (a .tosa file), and what a device says of each operator."""
     data, name = read_model(model)
     graph = parse(data, name)
@@ -160,4 +171,4 @@ def inspect(model: Path, offline: bool, via: str, device: str | None, as_json: b
         ]
         click.echo(json.dumps(facts))
         return
-    _report(facts, found)
+    _report(facts, found if shapes else by_type(found))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
+from rich.console import Console
 
 from virtaccel.guest_tools import accelerator
 from virtaccel.guest_tools.accelerator import Accelerator
@@ -13,6 +14,7 @@ from virtaccel.guest_tools.via import VIAS
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+PLAIN_WIDTH = 160
 _VIA_HELP = "Way to the device: " + ", ".join(row.usage for row in VIAS.values()) + "."
 
 
@@ -29,3 +31,9 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 def open_accelerator(via: str, device: str | None) -> Accelerator:
     """What --via and --device name. Raises AcceleratorError and TransportError, which the command line shows."""
     return accelerator.open(via, device)
+
+
+def terminal() -> Console:
+    """Where text goes: as wide as the terminal, or wide enough for tables where there is none."""
+    console = Console()
+    return console if console.is_terminal else Console(width=PLAIN_WIDTH)

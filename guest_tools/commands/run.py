@@ -10,11 +10,10 @@ from typing import Any, NamedTuple
 
 import click
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
 from virtaccel.guest_tools.arrays import Answers, Comparison, compare, load_answers, load_npy
-from virtaccel.guest_tools.commands.options import device_options, json_option, open_accelerator
+from virtaccel.guest_tools.commands.options import device_options, json_option, open_accelerator, terminal
 from virtaccel.guest_tools.errors import InputError
 from virtaccel.guest_tools.program import Array, Program
 
@@ -123,11 +122,11 @@ def summary(array: Array) -> str:
         return str(array.reshape(-1)[0])
     if array.dtype == np.bool_:
         return f"{int(array.sum())} of {array.size} true"
-    return f"{array.min()} .. {array.max()}, mean {array.mean(dtype=np.float64):.6g}"
+    return f"{array.min():.6g} .. {array.max():.6g}, mean {array.mean(dtype=np.float64):.6g}"
 
 
 def _report_text(program: Program, run: Run, facts: dict[str, Any], checks: Sequence[Comparison] | None) -> None:
-    console = Console()
+    console = terminal()
     table = Table(box=None, pad_edge=False)
     for heading in ("output", "type", "shape", "values"):
         table.add_column(heading, overflow="fold")

@@ -102,8 +102,8 @@ class InProcessTransport:
 
     @property
     def device_name(self) -> str | None:
-        """What executes, in the backend's words, if it says so."""
-        name = getattr(self.device.backend, "device_name", None)
+        """What executes, in the backend's words, if it says so (the contract does not ask it to)."""
+        name = getattr(self.device.backend, "device", None)
         return name if isinstance(name, str) else None
 
     def take_reasons(self) -> tuple[str, ...]:
