@@ -53,8 +53,8 @@ def recognise(program: Program, images: Pixels) -> Outcome:
 
 
 def picture(image: Pixels, colour: bool) -> Text:
-    """8 lines of pixels in 4 lines of text: a half block's two colours are the upper and the lower pixel. Where there is
-    no colour, bright pixels are drawn and dark ones are not."""
+    """8 lines of pixels in 4 lines of text: a half block's two colours are the upper and the lower pixel. Without
+    colour, bright pixels are drawn and dark ones are not."""
     text = Text()
     for upper, lower in zip(image[0::2], image[1::2], strict=True):
         for above, below in zip(upper, lower, strict=True):
