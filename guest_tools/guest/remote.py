@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from virtaccel.guest_tools.client import ClientError, DeviceError, Event, status_name
+from virtaccel.guest_tools.client import Buffer, ClientError, DeviceError, Event, status_name
 from virtaccel.guest_tools.guest.arrays import Array, ArrayError, compare, read_npz
 from virtaccel.guest_tools.guest.model import Lane, Model, ModelError
 from virtaccel.guest_tools.pci.transport import PciTransport, open_pci
@@ -216,6 +216,12 @@ class Remote:
         count, self.events = len(self.events), []
         return {"finished": count, "right": right}
 
+    def digest(self, buffer: int, size: int) -> Fields:
+        """How many bytes of a buffer are not zero."""
+        sink = bytearray(size)
+        self._session.read(Buffer(buffer), memoryview(sink))
+        return {"nonzero": size - sink.count(0)}
+
     def traffic(self, seconds: float) -> Fields:
         """Commands as fast as they go, for so long or until the device fails; the failure is part of the answer."""
         session, count = self._session, 0
@@ -247,6 +253,7 @@ OPERATIONS: dict[str, Callable[..., Fields]] = {
         "admitted",
         "states",
         "finish",
+        "digest",
         "traffic",
     ]
 }
