@@ -6,9 +6,10 @@ one more leading axis than its tensor holds the steps of a sequence, to be run i
 
 from __future__ import annotations
 
+import contextlib
 import re
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,15 +54,23 @@ class Comparison(NamedTuple):
 
 def load_npy(path: Path) -> Array:
     """One array. Raises InputError with one line."""
-    try:
+    with _readable(path, ".npy"):
         loaded = np.load(path, allow_pickle=False)
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
-    except (ValueError, EOFError) as error:
-        raise InputError(f"{path} is no .npy file of numbers: {error}") from error
     if not isinstance(loaded, np.ndarray):
+        loaded.close()
         raise InputError(f"{path} holds several arrays; a .npy file with one is wanted")
     return loaded
+
+
+@contextlib.contextmanager
+def _readable(path: Path, kind: str) -> Iterator[None]:
+    """Whatever numpy raises on a bad file, as one line."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
+    except (ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise InputError(f"{path} is no {kind} file of numbers: {error}") from error
 
 
 def load_answers(path: Path, inputs: Sequence[TensorInfo], outputs: Sequence[TensorInfo]) -> Answers:
@@ -85,15 +94,12 @@ def load_answers(path: Path, inputs: Sequence[TensorInfo], outputs: Sequence[Ten
 
 
 def _load_npz(path: Path) -> dict[str, Array]:
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise InputError(f"{path} is no .npz file; one with in_K and out_K is wanted")
+    with _readable(path, ".npz"):
+        archive = np.load(path, allow_pickle=False)
+        if isinstance(archive, np.ndarray):
+            raise InputError(f"{path} is no .npz file; one with in_K and out_K is wanted")
+        with archive:
             return {name: archive[name] for name in archive.files}
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
-    except (ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise InputError(f"{path} is no .npz file of numbers: {error}") from error
 
 
 def _by_position(path: Path, arrays: dict[str, Array], kind: str, wanted: int) -> tuple[Array, ...]:
