@@ -58,9 +58,11 @@ def _compare(site: Site, floats: Rule, integers: Rule) -> tuple[Value, ...]:
 # ---- minimum, maximum, clamp
 
 
-def _is_number(value: Value) -> bool:
-    """True for a constant without NaN."""
-    return value.constant is not None and not np.any(np.isnan(value.constant))
+def _is_number(site: Site, value: Value) -> bool:
+    """True if the value cannot hold a NaN."""
+    if value.constant is not None:
+        return not np.any(np.isnan(value.constant))
+    return not site.builder.may_be_nan(value)
 
 
 def _extreme(site: Site, is_maximum: bool) -> tuple[Value, ...]:
@@ -69,11 +71,11 @@ def _extreme(site: Site, is_maximum: bool) -> tuple[Value, ...]:
         (a, b), layout = site.builder.align(left, right)
         node = ops.maximum(a, b) if is_maximum else ops.minimum(a, b)
         return (site.builder.value(node, left.dtype, site.out_shapes[0], layout),)
-    if _is_number(left):
+    if _is_number(site, left):
         left, right = right, left
     (a, b), layout = site.builder.align(left, right)
     a, b = widened(a, left.dtype), widened(b, right.dtype)
-    result = _float_extreme(a, b, is_maximum, propagates_nan(site), _is_number(right))
+    result = _float_extreme(a, b, is_maximum, propagates_nan(site), _is_number(site, right))
     return (site.builder.value(narrowed(site, result, exact=True), left.dtype, site.out_shapes[0], layout),)
 
 
@@ -97,10 +99,10 @@ def _clamp(site: Site) -> tuple[Value, ...]:
     if value.dtype not in FLOATS:
         bounds = [ops.constant(np.array(bound, np.int8 if value.dtype is DType.INT8 else np.int16)) for bound in (low, high)]
         output = ops.minimum(ops.maximum(x, bounds[0]), bounds[1]).output(0)
-    elif propagates_nan(site):
+    elif propagates_nan(site) and not _is_number(site, value):
         output = narrowed(site, _clamped(x, low, high), exact=True)
     else:
-        output = narrowed(site, ops.clamp(x, low, high).output(0), exact=True)  # the kernel makes NaN the lower bound
+        output = narrowed(site, ops.clamp(x, low, high).output(0), exact=True)  # the kernel makes NaN the lower bound, as ignoring does
     return (site.builder.value(output, value.dtype, value.shape, value.layout),)
 
 

@@ -12,7 +12,8 @@ import openvino as ov
 from openvino import opset15 as ops
 
 from virtaccel.backend_openvino.lowering import layout as axes
-from virtaccel.backend_openvino.lowering.exact import clipped_i32
+from virtaccel.backend_openvino.lowering.exact import clipped_i32, i32
+from virtaccel.backend_openvino.lowering.numbers import constant_node
 from virtaccel.backend_openvino.lowering.operands import axis_of, operand, types
 from virtaccel.backend_openvino.lowering.registry import Layout, Record, Site, Value, register
 from virtaccel.tosa_graph.graph import DType, Op
@@ -48,12 +49,19 @@ def _pad(site: Site) -> tuple[Value, ...]:
     pads = _shape_operand(site, 1, 2 * len(value.shape))
     if min(pads, default=0) < 0:
         raise site.refuse("a pad is negative")
-    scalar = ops.reshape(filler.output, _dims([]), special_zero=False)
     begin = _dims([pads[2 * axis] for axis in value.layout])
     end = _dims([pads[2 * axis + 1] for axis in value.layout])
     if not pads or max(pads) == 0:
         return (value,)
-    return _same_layout(site, ops.pad(value.output, begin, end, "constant", scalar), value)
+    if filler.constant is None:
+        raise site.refuse("the filler is not a constant")
+    number = filler.constant.reshape(())
+    if value.dtype is not DType.INT32 or abs(int(number)) <= 1 << 24:
+        node = ops.pad(value.output, begin, end, "constant", constant_node(number, filler.dtype))
+        return _same_layout(site, node, value)
+    # The kernel takes its filler through FP32: pad with 0 what was combined with the filler by XOR, and combine again.
+    padded = ops.pad(ops.bitwise_xor(value.output, i32(number)), begin, end, "constant", i32(0))
+    return _same_layout(site, ops.bitwise_xor(padded, i32(number)), value)
 
 
 def _reshape(site: Site) -> tuple[Value, ...]:
@@ -133,9 +141,14 @@ def _indices(site: Site, index: int, count: int) -> ov.Output:
 
 
 def _gather(site: Site) -> tuple[Value, ...]:
+    """Rows of all batches as one table: the kernel reads outside the tensor for a single batch of `batch_dims` 1."""
     values = operand(site, 0)
-    rows = _indices(site, 1, values.shape[1])
-    node = ops.gather(site.builder.tosa(values), rows, _dims(1).reshape(()), batch_dims=1)
+    batches, count, width = values.shape
+    rows = _indices(site, 1, count)
+    if batches > 1:
+        rows = ops.add(rows, i32(np.arange(batches)[:, None] * count)).output(0)
+    table = ops.reshape(site.builder.tosa(values), _dims([batches * count, width]), special_zero=False)
+    node = ops.gather(table, rows, np.array(0, np.int64))
     return (site.builder.value(node, values.dtype, site.out_shapes[0]),)
 
 

@@ -1,7 +1,7 @@
 """Reductions and ARGMAX: TOSA 1.0, sections 2.2 and 2.8.
 
 The kernels of ReduceMax and ReduceMin drop NaN or keep it as it falls, so they only ever see numbers, and a second
-reduction tells about NaN. INT32 is reduced in parts that FP32, in which these kernels count, holds exactly.
+reduction tells what else there was. INT32 is reduced in parts that FP32, in which these kernels count, holds exactly.
 """
 
 from __future__ import annotations
@@ -95,17 +95,27 @@ def _extreme(site: Site, node: Callable[..., ov.Node], is_maximum: bool) -> tupl
     if value.dtype not in FLOATS:
         return _result(site, reduce(value.output), value)
     x = widened(value.output, value.dtype)
-    worst = f32(-math.inf if is_maximum else math.inf)
-    is_number = ops.equal(x, x).output(0)
-    best = reduce(ops.select(is_number, x, worst).output(0))
-    if propagates_nan(site):
-        # 0, or NaN if there is one; a sum keeps NaN.
-        spoiled = _reduction(ops.reduce_sum, stored)(ops.select(is_number, f32(0.0), f32(math.nan)).output(0))
-        output = ops.add(best, spoiled).output(0)
-    else:
-        numbers = _reduction(ops.reduce_max, stored)(ops.select(is_number, f32(1.0), f32(0.0)).output(0))
-        output = ops.select(ops.less(f32(0.0), numbers), best, f32(math.nan)).output(0)
+    if not site.builder.may_be_nan(value):
+        return _result(site, narrowed(site, reduce(x), exact=True), value)
+    output = _float_extreme(x, stored, is_maximum, propagates_nan(site))
     return _result(site, narrowed(site, output, exact=True), value)
+
+
+def _float_extreme(x: ov.Output, stored: int, is_maximum: bool, propagate: bool) -> ov.Output:
+    """The extreme of any FP32 values along one axis.
+
+    The kernel starts from the largest finite magnitude, so that it knows neither NaN nor an axis of nothing but the
+    worst infinity. Each element is ranked as that infinity, a NaN or another number; the highest rank there is decides.
+    """
+    node = ops.reduce_max if is_maximum else ops.reduce_min
+    worst = f32(-math.inf if is_maximum else math.inf)
+    of_worst, of_number, of_nan = (f32(rank) for rank in ((0, 1, 2) if propagate else (1, 2, 0)))
+    is_number = ops.equal(x, x).output(0)
+    best = _reduction(node, stored)(ops.select(is_number, x, worst).output(0))
+    ranks = ops.select(is_number, ops.select(ops.equal(x, worst), of_worst, of_number), of_nan).output(0)
+    top = _reduction(ops.reduce_max, stored)(ranks)
+    odd = ops.select(ops.equal(top, of_nan), f32(math.nan), worst)
+    return ops.select(ops.equal(top, of_number), best, odd).output(0)
 
 
 def _extreme_i32(x: ov.Output, reduce: Reduction, is_maximum: bool) -> ov.Output:
@@ -138,15 +148,12 @@ def _argmax(site: Site) -> tuple[Value, ...]:
     stored = axes.stored_axis(value.layout, axis)
     highest, lowest = _reduction(ops.reduce_max, stored), _reduction(ops.reduce_min, stored)
     x = widened(value.output, value.dtype)
-    if value.dtype in FLOATS:
-        is_number = ops.equal(x, x).output(0)
-        best = highest(ops.select(is_number, x, f32(-math.inf)).output(0))
-        hit = ops.equal(x, best).output(0)
-        if propagates_nan(site):
-            spoiled = highest(ops.select(is_number, f32(0.0), f32(1.0)).output(0))
-            wanted = ops.select(ops.less(f32(0.0), spoiled), ops.logical_not(is_number), hit).output(0)
-        else:
-            wanted = hit
+    if value.dtype in FLOATS and site.builder.may_be_nan(value):
+        propagate = propagates_nan(site)
+        best = _float_extreme(x, stored, True, propagate)
+        wanted = ops.equal(x, best).output(0)
+        if propagate:
+            wanted = ops.select(ops.equal(best, best), wanted, ops.not_equal(x, x)).output(0)
     else:
         wanted = ops.equal(x, highest(x)).output(0)
     places = np.arange(length, dtype=np.float32).reshape([-1 if i == stored else 1 for i in range(len(value.shape))])
@@ -172,11 +179,11 @@ register(
     Record(Op.REDUCE_ANY, _BOOL, partial(_plain, node=ops.reduce_logical_or), "ReduceLogicalOr", True),
     Record(
         Op.REDUCE_MAX, _ORDERED, partial(_extreme, node=ops.reduce_max, is_maximum=True),
-        "ReduceMax of the numbers, NaN by a sum; INT32 in two halves", True,
+        "ReduceMax of the numbers and of what they are; INT32 in two halves", True,
     ),
     Record(
         Op.REDUCE_MIN, _ORDERED, partial(_extreme, node=ops.reduce_min, is_maximum=False),
-        "ReduceMin of the numbers, NaN by a sum; INT32 in two halves", True,
+        "ReduceMin of the numbers and ReduceMax of what they are; INT32 in two halves", True,
     ),
     Record(Op.REDUCE_PRODUCT, _FLOAT, partial(_plain, node=ops.reduce_prod), "ReduceProd", False),
     Record(
