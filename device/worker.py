@@ -45,6 +45,7 @@ class Device:
         # One source for all engines of this device, so that no namespace comes back with a new backend.
         self._namespaces = Namespaces(secrets.token_bytes(16))
         self.backend, self.engine = self._open()
+        self._closed = False
 
     @property
     def health(self) -> Health:
@@ -61,6 +62,7 @@ class Device:
         self._close_backend()
         try:
             self.backend, self.engine = self._open()
+            self._closed = False
         except (BackendUnavailable, BackendError, ConfigError) as error:
             self._log.error("no backend after the reset: %s", error)
         return report
@@ -79,6 +81,9 @@ class Device:
             raise
 
     def _close_backend(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
         try:
             self.backend.close()
         except Exception:  # it is being thrown away because it is not in order
