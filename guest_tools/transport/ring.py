@@ -21,6 +21,7 @@ PAGE_BYTES = 4096
 SLOT_REQUEST_BYTES = 768
 SLOT_RESPONSE_BYTES = 256
 SLOT_BYTES = SLOT_REQUEST_BYTES + SLOT_RESPONSE_BYTES
+_new_tuple = tuple.__new__  # NamedTuple's constructor without its handling of keywords, on the hot path
 
 Range: TypeAlias = tuple[int, int]
 Locate: TypeAlias = Callable[[int, int], Sequence[Range]]
@@ -174,7 +175,7 @@ class CommandRing:
             self._free.append(slot)
         else:
             self._pages.give_back(slot.pages)
-        return Completion(head, slot.response[:written])
+        return _new_tuple(Completion, (head, slot.response[:written]))
 
     def reset(self) -> None:
         """The device has been reset: everything outstanding is ours again."""
