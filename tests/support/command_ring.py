@@ -116,6 +116,11 @@ class CommandRing:
         """Whether the device wrote nothing into the chain published as `head`."""
         return all(bytes(view) == bytes([CANARY]) * len(view) for view in self.published[head].writable)
 
+    @property
+    def spare(self) -> int:
+        """Offset of memory that no chain uses, for tests that place their frames themselves."""
+        return self._next
+
     def forget(self) -> None:
         """Drop what was outstanding and use its memory again."""
         self.published.clear()

@@ -1,0 +1,141 @@
+"""The straight line from ring to engine and back: bounded turns, one notification, rings that lie, busy guests."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from command_ring import BASE, CommandRing
+from frames import CODES, OK, XOR, load, request, u32, u64
+from rings import RawRing
+
+from virtaccel.device.engine import Health
+from virtaccel.device.reference import Reference, Script
+from virtaccel.device.worker import Device, Worker
+from virtaccel.virtqueue.split import RingError
+
+INFO_FRAME = request(CODES["GET_DEVICE_INFO"], request_id=5)
+
+
+def test_an_idle_service_does_nothing_and_enables_kicks() -> None:
+    ring = CommandRing(Reference)
+    assert not ring.worker.service()
+    assert ring.notified == 0
+    assert ring.driver.should_kick()
+
+
+def test_a_full_turn_leaves_kicks_off() -> None:
+    ring = CommandRing(Reference, size=16)
+    for _ in range(5):
+        ring.publish(INFO_FRAME, writable=(92,))
+    assert ring.worker.service(5)
+    assert not ring.driver.should_kick(), "the caller comes back anyway"
+    assert not ring.worker.service(5)
+    assert ring.driver.should_kick()
+
+
+def test_work_that_arrives_while_kicks_are_being_enabled_is_announced() -> None:
+    """The driver publishes between the last look and the flag; `service` must say that there is more."""
+    ring = CommandRing(Reference)
+    enable = ring.queue.enable_kicks
+
+    class Late:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(ring.queue, name)
+
+        def enable_kicks(self) -> bool:
+            ring.publish(INFO_FRAME, writable=(92,))
+            return enable()
+
+    ring.worker.queue = Late()  # type: ignore[assignment]
+    assert ring.worker.service()
+
+
+def test_more_commands_than_the_ring_and_its_indices_hold() -> None:
+    """70,000 commands, so that both 16-bit indices wrap."""
+    ring = CommandRing(Reference, size=8)
+    driver, worker, memory = ring.driver, ring.worker, ring.memory
+    place = ring.spare
+    memory[place : place + 16] = INFO_FRAME
+    for number in range(1, 70_001):
+        memory[place + 8 : place + 16] = u64(number)
+        driver.publish([(BASE + place, 16)], [(BASE + place + 64, 92)])
+        worker.service()
+        used = driver.collect()
+        assert used is not None
+        assert used.written == 92
+        assert bytes(memory[place + 72 : place + 80]) == u64(number)
+
+
+def test_ring_error_after_good_work_is_notified_and_stops_the_ring_only() -> None:
+    raw = RawRing(8)
+    device = Device(Reference)
+    notified = []
+    worker = Worker(device.engine, raw.device(), lambda: notified.append(1))
+    raw.good(0, 16, 92)
+    offset = len(raw.buffer) // 2
+    raw.buffer[offset : offset + 16] = INFO_FRAME
+    raw.offer(0)
+    worker.service()
+    assert raw.used() == [(0, 92)]
+    raw.set_available_index(raw.index + 9)
+    with pytest.raises(RingError):
+        worker.service()
+    with pytest.raises(RingError):
+        worker.service()
+    assert notified == [1]
+    assert device.health is Health.RUNNING
+
+
+def test_completion_of_a_load_notifies_once() -> None:
+    script = Script(deferred_loads=True)
+    ring = CommandRing(lambda: Reference(script=script))
+    context = int.from_bytes(ring.exchange(request(CODES["CREATE_CONTEXT"], bytes(8), 1)).payload, "little")
+    for number in (2, 3):
+        ring.publish(request(CODES["LOAD_PROGRAM"], load(context, XOR.pack()), number))
+    notified = ring.notified
+    ring.worker.service()
+    assert ring.notified == notified, "nothing came back yet"
+    backend = ring.device.backend
+    assert isinstance(backend, Reference)
+    backend.finish_load()
+    assert ring.worker.completions() == 2
+    assert ring.notified == notified + 1
+    assert ring.worker.completions() == 0
+    responses = [ring.collect(), ring.collect()]
+    assert [response.status for response in responses if response] == [OK, OK]
+
+
+def test_every_response_agrees_with_one_reading_of_a_frame_that_changes() -> None:
+    """Another thread rewrites payload_bytes and binding_count of a SUBMIT while it is being served. Whatever the engine
+    read, it answers with one of the verdicts of a single reading, and nothing else happens."""
+    ring = CommandRing(lambda: Reference(script=Script(immediate=True)))
+    frame = request(CODES["SUBMIT"], u64(7) + u64(8) + u32(1) + u32(0) + u64(0) + bytes(32), 5)
+    place = ring.spare
+    ring.memory[place : place + len(frame)] = frame
+    stop = threading.Event()
+
+    def scribble() -> None:
+        values = (u32(64), u32(0), u32(0xFFFF_FFFF), u32(63))
+        while not stop.is_set():
+            for value in values:
+                ring.memory[place + 4 : place + 8] = value
+                ring.memory[place + 32 : place + 36] = value
+
+    thread = threading.Thread(target=scribble)
+    thread.start()
+    seen = set()
+    try:
+        for _ in range(5000):
+            ring.driver.publish([(BASE + place, len(frame))], [(BASE + place + 256, 64)])
+            ring.worker.service()
+            used = ring.driver.collect()
+            assert used is not None
+            assert used.written == 16
+            seen.add(int.from_bytes(ring.memory[place + 256 : place + 258], "little"))
+    finally:
+        stop.set()
+        thread.join()
+    assert seen <= {3, 7}
+    assert ring.device.health is Health.RUNNING
