@@ -207,6 +207,10 @@ class DeviceQueue:
         fence()  # store-load: our used index is visible before we read the driver's flag
         return not self._available[AVAIL_FLAGS] & AVAIL_NO_INTERRUPT
 
+    def waiting(self) -> bool:
+        """Whether `pop` would find something, for whoever looks again and again without kicks."""
+        return self.stopped is None and self._available[AVAIL_INDEX] != self.last_available
+
     def disable_kicks(self) -> None:
         """Ask the driver not to kick while we are looking anyway. A hint: kicks may still come."""
         self._used_words[USED_FLAGS] = USED_NO_NOTIFY
