@@ -14,7 +14,7 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from importlib.metadata import entry_points
 from types import FrameType
@@ -149,7 +149,7 @@ def _settings(options: argparse.Namespace) -> Settings:
         raise ConfigError(f"--max-chain {options.max_chain} above --queue-size {options.queue_size}")
     if options.turn < 1 or options.poll_us < 0:
         raise ConfigError("--turn is at least 1 and --poll-us not below 0")
-    return Settings(options.queue_size, options.require_sealed, options.turn)
+    return Settings(options.queue_size, options.require_sealed, options.turn, options.poll_us / 1e6)
 
 
 def _backend(name: str) -> OpenBackend:
@@ -164,47 +164,48 @@ def _backend(name: str) -> OpenBackend:
     raise BackendUnavailable(f"no backend is called {name}; installed: {known}")
 
 
-def _names(options: argparse.Namespace) -> list[str]:
-    return [*options.socket_path, *options.sockets]
-
-
-def _sources(options: argparse.Namespace, activated: list[Source]) -> list[Source]:
-    """Open what the options name, all or nothing. Raises SocketError."""
+def _listeners(options: argparse.Namespace) -> list[Source]:
+    """Sockets that exist without a VMM, all or none. Raises SocketError."""
     if options.fd is not None:
         return [sockets.inherited(options.fd)]
-    if options.connect is not None:
-        return [sockets.connect(options.connect, options.connect_timeout)]
+    activated = sockets.activated(os.environ)
     opened: list[Source] = []
     try:
-        opened.extend(sockets.listen(path) for path in _names(options))
+        opened.extend(sockets.listen(path) for path in (*options.socket_path, *options.sockets))
     except SocketError:
-        for source in opened:
-            source.close()
+        _close(opened)
         raise
-    return opened or activated
+    if not opened and not activated and options.connect is None:
+        raise SocketError("no socket to serve: give --socket-path, --fd or --connect, or use socket activation")
+    return opened or (activated if options.connect is None else [])
+
+
+def _close(closing: Iterable[Source | Device]) -> None:
+    for each in closing:
+        each.close()
 
 
 def _serve(options: argparse.Namespace) -> None:
-    settings = _settings(options)
-    activated = sockets.activated(os.environ)
-    named = len(_names(options)) or int(options.fd is not None or options.connect is not None)
-    if not named and not activated:
-        raise SocketError("no socket to serve: give --socket-path, --fd or --connect, or use socket activation")
+    """Listen first, since a runtime may take a second to come up and a VMM can wait in the socket's queue for that
+    long; then the backends; then serve. A backend that cannot be had takes the sockets away again."""
+    settings, config, policy = _settings(options), _config(options), _policy(options)
     opener = partial(_backend(options.backend), options.device)
-    config, policy = _config(options), _policy(options)
-    # Devices first: a backend that cannot be had is told before anybody can connect.
-    logs = [log if max(named, len(activated)) == 1 else log.getChild(str(i)) for i in range(named or len(activated))]
-    devices = [Device(opener, config, policy, each) for each in logs]
+    sources = _listeners(options)
+    devices: list[Device] = []
     server = Server(settings)
     try:
-        sources = _sources(options, activated)
-    except SocketError:
-        for device in devices:
-            device.close()
+        count = max(1, len(sources))
+        logs = [log if count == 1 else log.getChild(str(number)) for number in range(count)]
+        devices.extend(Device(opener, config, policy, each) for each in logs)
+        if options.connect is not None:
+            sources = [sockets.connect(options.connect, options.connect_timeout)]
+        log.info("%s %s on %s", PROGRAM, __version__, options.backend)
+    except BaseException:
+        _close(devices)
+        _close(sources)
         raise
     for source, device, each in zip(sources, devices, logs, strict=True):
         server.add(source, device, each)
-    log.info("%s %s on %s", PROGRAM, __version__, options.backend)
     server.run()
 
 

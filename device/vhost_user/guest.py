@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -29,16 +30,21 @@ from virtaccel.virtqueue.memory import Fault, GuestMemory
 from virtaccel.virtqueue.split import DeviceQueue, RingError
 
 _SILENT_KICKS = 8
+_BATCHES_A_SPIN = 16
+_MOST_LUCK = 8
+_SELDOM = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     """How guests are served. `max_ring_size` in descriptors; `require_sealed` refuses memory that the front end may
-    shrink under us; `turn` is how many chains are served before everything else gets its turn."""
+    shrink under us; `turn` is how many chains are served before everything else gets its turn; `poll` seconds are
+    spent looking for the next chain before waiting for its kick."""
 
     max_ring_size: int = 1024
     require_sealed: bool = False
     turn: int = BATCH
+    poll: float = 0.0
 
 
 class Loop(Protocol):
@@ -82,6 +88,9 @@ class ConnectedGuest:
         self._backend_channel: int | None = None
         self._told_lost = False
         self._silent_kicks = 0
+        self._again = False
+        self._luck = _MOST_LUCK
+        self._rounds = 0
 
     # -- what a session may ask
 
@@ -191,7 +200,7 @@ class ConnectedGuest:
             raise Refused(str(error)) from error
         self._placement = at
         self._worker = Worker(self._device.engine, self._queue, self._notify)
-        self._loop.again(self.service, True)
+        self._want(True)
 
     def _mount_or_log(self) -> None:
         try:
@@ -204,7 +213,7 @@ class ConnectedGuest:
         if self._queue is not None:
             self._base = self._queue.last_available
         self._worker = self._queue = None
-        self._loop.again(self.service, False)
+        self._want(False)
 
     # -- serving
 
@@ -212,19 +221,50 @@ class ConnectedGuest:
         """One bounded turn: give back loads that have ended, then serve what is available."""
         worker = self._worker
         if worker is None:
-            self._loop.again(self.service, False)
             return
         try:
             if self._device.engine.parked:
                 worker.completions()  # also those that ended while the ring stood still
             more = worker.service(self._settings.turn)
+            if self._settings.poll and not more:
+                more = self._spin(worker)
         except RingError as error:
             self._ring_failed(error)
             return
-        self._loop.again(self.service, more)
+        self._want(more)
         if not self._told_lost and self._device.health is not Health.RUNNING:
             self._told_lost = True
             self._signal_error()
+
+    def _want(self, again: bool) -> None:
+        """Whether `service` is to be called in the next turn without anything being readable."""
+        if again is not self._again:
+            self._again = again
+            self._loop.again(self.service, again)
+
+    def _spin(self, worker: Worker) -> bool:
+        """Look for more chains for a while instead of waiting for a kick; whether to come back at once.
+
+        Adapts: looking that finds nothing is soon given up, and tried again only now and then.
+        """
+        self._rounds += 1
+        if not self._luck and self._rounds % _SELDOM:
+            return False
+        queue, turn, clock = worker.queue, self._settings.turn, time.perf_counter
+        found = False
+        queue.disable_kicks()
+        until = clock() + self._settings.poll
+        for _ in range(_BATCHES_A_SPIN):
+            while not queue.waiting():
+                if clock() > until:
+                    self._luck = min(self._luck + 1, _MOST_LUCK) if found else max(self._luck - 1, 0)
+                    return queue.enable_kicks()
+            found = True
+            worker.service(turn)
+            queue.disable_kicks()
+            until = clock() + self._settings.poll
+        self._luck = _MOST_LUCK
+        return True
 
     def loads_ended(self) -> None:
         """The backend has news. A ring that stands still gets its completions when it runs again."""
@@ -291,7 +331,7 @@ class ConnectedGuest:
                 raise Refused(f"kick descriptor: {error.strerror}") from error
             self._kick = kick
         if self._worker is not None:
-            self._loop.again(self.service, True)  # a kick on the old descriptor may have been lost
+            self._want(True)  # a kick on the old descriptor may have been lost
 
     def set_call(self, fd: int | None) -> None:
         if self._call is not None:
