@@ -11,6 +11,7 @@ an accelerator made is given back when it is closed, child before parent.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TypeAlias
@@ -20,6 +21,7 @@ import numpy as np
 from virtaccel.device.wire import Status, Usage
 from virtaccel.guest_tools.artifact import TOSA_FORMAT, target_words
 from virtaccel.guest_tools.client import Buffer, ClientError, DeviceError, DeviceInfo
+from virtaccel.guest_tools.client import Program as ProgramId
 from virtaccel.guest_tools.errors import ModelError, Refused
 from virtaccel.guest_tools.program import Array, Pending, Program
 from virtaccel.guest_tools.session import PATIENCE_SECONDS, Session
@@ -95,22 +97,28 @@ class Accelerator:
         name = getattr(self.session.transport, "device_name", None)
         return name if isinstance(name, str) else None
 
-    def load(self, model: Model, name: str | None = None) -> Program:
-        """Load a TOSA model: a path, or the bytes of a file. Raises ModelError (Refused where the device says no)."""
+    def load(self, model: Model, name: str | None = None, target: Sequence[int] | None = None) -> Program:
+        """Load a TOSA model: a path, or the bytes of a file. Raises ModelError (Refused where the device says no).
+
+        `target` is the twelve target words to declare, by default what the model is seen to need."""
         data, name = read_model(model, name)
         graph = parse(data, name)
-        largest = min(self.info.max_artifact_bytes, self.session.client.largest_artifact)
-        if len(data) > largest:
-            raise ModelError(f"{name} has {len(data)} bytes, the device takes models of up to {largest}")
-        client = self.session.client
-        request = client.load_program(self.context, TOSA_FORMAT, target_words(graph), data)
-        try:
-            handle = self.session.call(request)
-        except DeviceError as error:
-            raise self._refused(name, error) from error
-        program = Program(self, handle, graph, name)
+        program = Program(self, self.offer(data, target or target_words(graph), name), graph, name)
         self.programs.add(program)
         return program
+
+    def offer(self, data: bytes, target: Sequence[int], name: str) -> ProgramId:
+        """LOAD_PROGRAM of bytes that nobody has looked at: only the device judges. The caller unloads what was loaded.
+        Raises ModelError."""
+        client = self.session.client
+        largest = min(self.info.max_artifact_bytes, client.largest_artifact)
+        if len(data) > largest:
+            raise ModelError(f"{name} has {len(data)} bytes, the device takes models of up to {largest}")
+        request = client.load_program(self.context, TOSA_FORMAT, target, data)
+        try:
+            return self.session.call(request)
+        except DeviceError as error:
+            raise self._refused(name, error) from error
 
     def _refused(self, name: str, error: DeviceError) -> ModelError:
         reasons = tuple(getattr(self.session.transport, "take_reasons", tuple)())
