@@ -110,12 +110,12 @@ def from_words(words: Sequence[int]) -> Target:
         raise TosaError("reserved target words are not zero")
     if (major, minor) != (1, 0) and (major, minor, patch) != (1, 1, 0):
         raise TosaError(f"target version {major}.{minor}.{patch} is neither 1.0 nor the 1.1 draft")
-    if not profiles or profiles & ~ALL_PROFILES:
+    if not profiles or profiles & ~int(ALL_PROFILES):
         raise TosaError(f"target profiles {profiles:#x}")
     if level not in LEVELS:
         raise TosaError(f"target level {level}")
     extensions = low | high << 32
-    if extensions & ~ALL_EXTENSIONS:
+    if extensions & ~int(ALL_EXTENSIONS):
         raise TosaError(f"target extensions {extensions:#x}")
     for extension, profile in BASE_PROFILE.items():
         if extensions & extension and not profiles & profile:

@@ -100,10 +100,9 @@ def test_every_word_of_a_real_model(shared: Path) -> None:
     """The smallest model, each of its words made wild in turn."""
     data = (shared / "models" / "sine_float.tosa").read_bytes()
     for position in range(0, len(data) - 4, 4):
-        for value in (0xFFFFFFFF, position // 4 % 64):
-            changed = bytearray(data)
-            struct.pack_into("<I", changed, position, value)
-            survives(bytes(changed))
+        changed = bytearray(data)
+        struct.pack_into("<I", changed, position, (0xFFFFFFFF, 0, 4, 0x10000)[position // 4 % 4])
+        survives(bytes(changed))
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -72,7 +72,8 @@ def same_as_flatc(graph: Graph, expected: dict) -> None:  # type: ignore[type-ar
             assert (shape.name, shape.rank) == (entry["name"], entry["rank"])
             assert np.frombuffer(bytes(entry.get("data", [])), "<i8").tolist()[: shape.rank] == list(shape.values or ())
         for operator, entry in zip(block.operators, seen["operators"], strict=True):
-            assert (list(operator.inputs), list(operator.outputs)) == (entry.get("inputs", []), entry.get("outputs", []))
+            assert list(operator.inputs) == entry.get("inputs", [])
+            assert list(operator.outputs) == entry.get("outputs", [])
             for name, value in operator.attributes.items():
                 given = entry["attribute"].get(name)
                 if isinstance(value, tuple | bytes):
@@ -83,8 +84,8 @@ def same_as_flatc(graph: Graph, expected: dict) -> None:  # type: ignore[type-ar
 
 @pytest.mark.parametrize("folder", ["models", "fixtures/tosa"])
 def test_reads_what_flatc_reads(shared: Path, tmp_path: Path, folder: str) -> None:
-    paths = sorted((shared / folder).glob("*.tosa"))
-    assert paths
+    paths = [path for path in sorted((shared / folder).glob("*.tosa")) if path.stat().st_size < 300_000]
+    assert len(paths) >= 4  # flatc's JSON of a constant is ten times its size: the large models are left out
     for path in paths:
         same_as_flatc(read(path.read_bytes()), as_flatc_reads(path, tmp_path))
 
