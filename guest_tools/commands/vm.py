@@ -21,6 +21,8 @@ from virtaccel.guest_tools.qemu import QemuUnavailable
 from virtaccel.guest_tools.vm import commands
 from virtaccel.guest_tools.vm.machine import GuestFailure, MachineError
 from virtaccel.guest_tools.vm.session import Options, VmSession
+from virtaccel.tosa_graph.flatbuffer import read
+from virtaccel.tosa_graph.graph import TosaError
 
 F = TypeVar("F", bound=Callable[..., Any])
 EXISTING = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -66,6 +68,7 @@ def run(
     model: Path, check: Path | None, inputs: tuple[Path, ...], output: Path | None, logs: Path | None, **options: Any
 ) -> None:
     """Run MODEL on arrays inside a guest, on this host's backend."""
+    _check_model(model)
     files = {"/job/" + path.name: path.read_bytes() for path in (model, *((check,) if check else ()), *inputs)}
     argv = ["--polling"] if options["polling"] else []
     argv += ["run", f"/job/{model.name}", "--repeat", str(options["repeat"]), "--atol", str(options["atol"])]
@@ -116,6 +119,14 @@ def args(socket: Path, memory: int, virtio_id: int) -> None:
     click.echo(_shell_line(["qemu-system-x86_64", *words]))
     click.echo("\n<!-- libvirt: merge into the domain -->\n" + commands.libvirt_fragment(pairing))
     click.echo("\n# in the guest\npython3 virtaccel-guest.pyz info")
+
+
+def _check_model(model: Path) -> None:
+    """What is no TOSA graph is refused before a guest is booted for it."""
+    try:
+        read(model.read_bytes())
+    except TosaError as error:
+        raise VmError(f"{model.name}: {error}") from error
 
 
 def _shell_line(words: list[str]) -> str:

@@ -129,6 +129,8 @@ def compare(got: bytes, expected: Array, tolerance: float = 0.0) -> Difference:
     """
     if len(got) != len(expected.data):
         return Difference(0, math.inf, 0.0)
+    if got == expected.data:
+        return Difference(0, 0.0, 0.0)
     code = "<" + FORMATS[expected.kind]
     wanted = [value for (value,) in iter_unpack(code, expected.data)]
     values = [value for (value,) in iter_unpack(code, got)]

@@ -99,12 +99,10 @@ def test_a_mirror_that_does_not_answer_is_a_clear_message(empty_cache: Path, mon
 
 
 def test_vm_run_without_qemu_ends_with_one_line_and_status_2(
-    empty_cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    empty_cache: Path, monkeypatch: pytest.MonkeyPatch, root: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(empty_cache))
-    model = tmp_path / "m.tosa"
-    model.write_bytes(b"x")
-    done = CliRunner().invoke(main, ["vm", "run", str(model)])
+    done = CliRunner().invoke(main, ["vm", "run", str(root / "examples/digits/digits.tosa")])
     assert done.exit_code == 2
     assert "virtaccel: this is no Debian-family machine" in done.output
     assert "Traceback" not in done.output
@@ -115,3 +113,13 @@ def test_the_cache_follows_xdg(monkeypatch: pytest.MonkeyPatch) -> None:
     assert qemu.cache_directory() == Path("/somewhere/virtaccel")
     monkeypatch.setenv("XDG_CACHE_HOME", "relative/is/invalid")
     assert qemu.cache_directory() == Path.home() / ".cache/virtaccel"
+
+
+def test_a_file_that_is_no_model_is_refused_before_a_guest_boots(empty_cache: Path, tmp_path: Path) -> None:
+    model = tmp_path / "junk.tosa"
+    model.write_bytes(b"junk")
+    done = CliRunner().invoke(main, ["vm", "run", str(model)])
+    assert done.exit_code == 2
+    assert "junk.tosa" in done.output
+    assert "Traceback" not in done.output
+    assert not empty_cache.exists()

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import pty
+import select
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -55,9 +58,30 @@ def test_the_shared_face_detector(sysroot: Sysroot, shared: Path, folder: Path) 
     check(shared / "models/face_detection_short_range.tosa", folder)
 
 
-def test_a_file_that_is_no_model_ends_with_status_2(sysroot: Sysroot, folder: Path) -> None:
-    model = folder / "junk.tosa"
-    model.write_bytes(b"junk")
-    done = vm_run(str(model))
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert "Traceback" not in done.stdout + done.stderr
+def test_shell_is_a_console_with_the_guest_program(sysroot: Sysroot) -> None:
+    """A person at a terminal, played through a pty."""
+    command = [sys.executable, "-c", "from virtaccel.guest_tools.cli import main; main()", "vm", "shell"]
+    person, terminal = pty.openpty()
+    process = subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True)
+    os.close(terminal)
+    try:
+        read_until(person, b"# ")
+        os.write(person, b"python3 /virtaccel-guest.pyz info; echo status=$?\n")
+        assert b"max_contexts" in read_until(person, b"status=0")
+        os.write(person, b"poweroff -f\n")
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(person)
+
+
+def read_until(fd: int, wanted: bytes, timeout: float = 120.0) -> bytes:
+    """What the terminal shows, up to and with `wanted`."""
+    seen = b""
+    limit = time.monotonic() + timeout
+    while wanted not in seen:
+        assert time.monotonic() < limit, seen.decode(errors="replace")
+        if select.select([fd], [], [], 1.0)[0]:
+            seen += os.read(fd, 4096)
+    return seen
