@@ -242,32 +242,31 @@ def destroy_queue(state: State, request: int, chain: Chain) -> bytes:
 
 def submit(state: State, request: decode.Submit, chain: Chain) -> bytes | Uncertain:
     """Admit one execution. The event owns queue, program and buffers until it is destroyed (specification.md 4.9)."""
-    queue = state.queue(request.queue)
-    program = state.program(request.program)
+    queue_id, program_id, timeout_ns, wanted = request
+    queue, program = state.queues.get(queue_id), state.programs.get(program_id)
+    if queue is None or program is None or program.context is not queue.context:
+        raise CommandError(Status.STALE_OBJECT, "queue or program")
     context = queue.context
-    if program.context is not context:
-        raise CommandError(Status.STALE_OBJECT, "program of another context")
+    find = state.buffers.get
     buffers = []
-    for binding in request.bindings:
-        buffer = state.buffer(binding[0])
-        if buffer.context is not context:
-            raise CommandError(Status.STALE_OBJECT, "buffer of another context")
+    for binding in wanted:
+        buffer = find(binding[0])
+        if buffer is None or buffer.context is not context:
+            raise CommandError(Status.STALE_OBJECT, f"buffer of slot {binding[3]}")
         buffers.append(buffer)
     state.room_for_event(context)
     bindings = []
-    for buffer, (_, offset, size, slot, access, _) in zip(buffers, request.bindings, strict=True):
+    for buffer, (_, offset, size, slot, access, _) in zip(buffers, wanted, strict=True):
         if not buffer.usage & ADMITTING_USAGE[access]:
             raise CommandError(Status.PERMISSION_DENIED, f"slot {slot}: usage {buffer.usage:#x}, access {access}")
         if offset + size > buffer.bytes:
             raise CommandError(Status.OUT_OF_BOUNDS, f"slot {slot}: range outside the buffer")
         bindings.append(Binding(buffer.handle, offset, size, slot, access))
-    outcome = state.backend.submit(queue.handle, program.handle, bindings, request.timeout_ns)
+    outcome = state.backend.submit(queue.handle, program.handle, bindings, timeout_ns)
     if isinstance(outcome, Rejected):
         raise BackendError(outcome.status, "submission rejected")
-    event = state.enter_event(Event(queue, program, tuple(buffers), outcome.event))
-    if isinstance(outcome, Accepted):
-        return _pack_id(event)
-    return Uncertain(outcome.status, _pack_id(event))
+    event = _pack_id(state.enter_event(Event(queue, program, buffers, outcome.event)))
+    return event if isinstance(outcome, Accepted) else Uncertain(outcome.status, event)
 
 
 def observe(state: State, event: Event) -> bytes:

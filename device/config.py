@@ -111,7 +111,8 @@ class DeviceConfig:
             )
             for item in fields(Limits)
         }
-        return replace(info, limits=Limits(**lowered))
+        # Plain numbers from here on: arithmetic with flags costs several times as much.
+        return replace(info, capabilities=int(info.capabilities), limits=Limits(**lowered))
 
 
 def check_limits(limits: Limits) -> None:

@@ -73,7 +73,7 @@ class Event:
 
     queue: Queue
     program: Program
-    buffers: tuple[Buffer, ...]
+    buffers: list[Buffer]
     handle: Handle
     terminal: bytes | None = None
 
