@@ -105,7 +105,7 @@ class Guest(Protocol):
 
 @dataclass(slots=True)
 class Vring:
-    """What the front end has said about the ring. `held` is where it stood, and its addresses, when it last stopped."""
+    """What the front end has said about the ring. `held` is how the ring was when it last stopped."""
 
     size: int | None = None
     base: int = 0
@@ -114,7 +114,7 @@ class Vring:
     started: bool = False
     enabled: bool = False
     running: bool = False
-    held: tuple[int, m.VringAddress] | None = None
+    held: RingSetup | None = None
 
     def setup(self) -> RingSetup | None:
         if self.size is None or self.address is None:
@@ -190,8 +190,8 @@ class Session:
             return
         if vring.running:
             return
-        if vring.held is not None and not self._resumes():
-            self._guest.reset(f"ring starts at {vring.base}, was stopped at {vring.held[0]}")
+        if vring.held is not None and not _resumes(setup, vring.held):
+            self._guest.reset(f"ring starts at {vring.base}, was stopped at {vring.held.base}")
             vring.held = None
         self._guest.run_ring(setup)
         vring.running = True
@@ -202,20 +202,12 @@ class Session:
         except Refused as error:
             self._log.warning("ring cannot run: %s", error)
 
-    def _resumes(self) -> bool:
-        vring = self.vring
-        if vring.held is None or vring.address is None:
-            return False
-        base, address = vring.held
-        same_place = vring.address[2:5] == address[2:5]
-        return vring.base == base and (base != 0 or same_place)
-
     def _stop(self) -> None:
         vring = self.vring
-        if vring.running and vring.address is not None:
+        if vring.running:
             vring.running = False
             vring.base = self._guest.stop_ring()
-            vring.held = (vring.base, vring.address)
+            vring.held = vring.setup()
 
     def _reset(self, why: str) -> None:
         """The whole device to its initial state. Memory, call and error descriptors belong to the connection."""
@@ -343,8 +335,8 @@ class Session:
             except Refused:
                 vring.address = None
                 raise
-        if moved and vring.held is not None:
-            vring.held = (vring.held[0], address)  # the same ring, at another place from now on
+        if moved:
+            vring.held = setup  # the same ring, at another place from now on
         self._settle()
 
     def _get_vring_base(self, payload: bytes, _fds: Descriptors) -> bytes:
@@ -376,6 +368,11 @@ class Session:
 
     def _set_vring_err(self, payload: bytes, fds: Descriptors) -> None:
         self._guest.set_error(fds.take() if _vring_fd(payload, fds) else None)
+
+
+def _resumes(setup: RingSetup, held: RingSetup) -> bool:
+    """Whether a ring that starts so is the one that was stopped so (see this module's introduction)."""
+    return setup == held or (setup.base == held.base != 0 and setup.size == held.size)
 
 
 def _command_queue(state: m.VringState) -> m.VringState:
