@@ -148,6 +148,14 @@ class DeviceQueue:
         self.stopped = None
         self._used_index = self._used_words[USED_INDEX]
 
+    def resume(self, before: "DeviceQueue") -> None:
+        """Take over from `before`, which served this very ring until a pause: chains it popped may be pushed here.
+
+        Only for a ring that goes on; after a driver's reset old chains must stay old.
+        """
+        self._epoch = before._epoch
+        self.outstanding = before.outstanding
+
     # -- the hot path ---------------------------------------------------------------------------------------------
 
     def pop(self) -> Chain | None:

@@ -82,6 +82,7 @@ class ConnectedGuest:
         self._base = 0
         self._worker: Worker | None = None
         self._queue: DeviceQueue | None = None
+        self._before: DeviceQueue | None = None
         self._kick: Kick | None = None
         self._call: Signal | None = None
         self._error: Signal | None = None
@@ -198,6 +199,10 @@ class ConnectedGuest:
             self._queue = DeviceQueue(self._memory, setup.size, *at, limit, last_available=self._base)
         except RingError as error:
             raise Refused(str(error)) from error
+        if self._before is not None and self._device.engine.parked:
+            # Loads that began before the pause end after it. A reset leaves none parked, so the epoch is then new.
+            self._queue.resume(self._before)
+        self._before = None
         self._placement = at
         self._worker = Worker(self._device.engine, self._queue, self._notify)
         self._want(True)
@@ -212,6 +217,7 @@ class ConnectedGuest:
         """Let go of the ring and of the memory under it; where it stood is kept."""
         if self._queue is not None:
             self._base = self._queue.last_available
+            self._before = self._queue if self._device.engine.parked else None
         self._worker = self._queue = None
         self._want(False)
 

@@ -13,7 +13,7 @@ from rings import RawRing
 from virtaccel.device.engine import Health
 from virtaccel.device.reference import Reference, Script
 from virtaccel.device.worker import Device, Worker
-from virtaccel.virtqueue.split import RingError
+from virtaccel.virtqueue.split import DeviceQueue, RingError
 
 INFO_FRAME = request(CODES["GET_DEVICE_INFO"], request_id=5)
 
@@ -139,3 +139,26 @@ def test_every_response_agrees_with_one_reading_of_a_frame_that_changes() -> Non
         thread.join()
     assert seen <= {3, 7}
     assert ring.device.health is Health.RUNNING
+
+
+def test_load_parked_over_a_pause_ends_on_the_queue_that_resumes() -> None:
+    """A front end stops the ring and starts it again where it stood, which makes a new queue over the same ring."""
+    script = Script(deferred_loads=True)
+    ring = CommandRing(lambda: Reference(script=script))
+    context = int.from_bytes(ring.exchange(request(CODES["CREATE_CONTEXT"], bytes(8), 1)).payload, "little")
+    ring.publish(request(CODES["LOAD_PROGRAM"], load(context, XOR.pack()), 2))
+    ring.worker.service()
+    before = ring.queue
+    places = ring.driver.addresses
+    assert places is not None
+    after = DeviceQueue(ring.guest, ring.driver.size, *places, ring.limit, last_available=before.last_available)
+    after.resume(before)
+    assert after.outstanding == 1
+    ring.worker = Worker(ring.device.engine, after, lambda: None)
+    backend = ring.device.backend
+    assert isinstance(backend, Reference)
+    backend.finish_load()
+    assert ring.worker.completions() == 1
+    response = ring.collect()
+    assert response is not None
+    assert (response.status, response.raw[8], after.outstanding) == (OK, 2, 0)
