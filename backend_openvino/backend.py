@@ -140,6 +140,7 @@ class OpenVinoBackend:
 
     def wait(self, timeout: float) -> None:
         self._executor.wait(timeout, self._loader.descriptor, bool(self._loads))
+        self.acknowledge()
 
     def close(self) -> None:
         if self._closed:

@@ -14,8 +14,9 @@ import select
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import openvino as ov
 
 from virtaccel.backend_openvino.buffers import Buffer, Hold
@@ -39,23 +40,35 @@ BROKEN = Polled(EventState.FAILED, Status.INTERNAL_ERROR)
 
 
 class Slot(NamedTuple):
-    """A program argument: TOSA type, shape and packed bytes; whether it is an output; its port's type and shape."""
+    """A program argument: TOSA type and packed bytes; whether it is an output; type and shape of the model's port."""
 
     dtype: DType
-    shape: tuple[int, ...]
     bytes: int
     is_output: bool
     element: ov.Type
     ov_shape: ov.Shape
 
 
-class Executable:
-    """A compiled model with its slots: inputs, then outputs. Shared by all programs of the same artifact."""
+class Guard(NamedTuple):
+    """What an input has to be for the model to hold: as integers of type `word`, masked with `magnitude` (all but the
+    sign bit), none of its elements is above `largest`."""
 
-    def __init__(self, model: ov.CompiledModel, slots: Sequence[Slot]) -> None:
+    slot: int
+    bytes: int
+    word: np.dtype[Any]
+    magnitude: Any
+    largest: int
+
+
+class Executable:
+    """A compiled model with its slots (inputs, then outputs) and its conditions. Shared by all programs of the same
+    artifact."""
+
+    def __init__(self, model: ov.CompiledModel, slots: Sequence[Slot], guards: Sequence[Guard] = ()) -> None:
         self.model = model
         self.slots = tuple(slots)
         self.inputs = sum(not slot.is_output for slot in slots)
+        self.guards = tuple(guards)
 
 
 class Range(NamedTuple):

@@ -13,20 +13,22 @@ import math
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
+import numpy as np
 import openvino as ov
 
 from virtaccel.backend_openvino import compile as runtime
-from virtaccel.backend_openvino.execution import Event, Executable, Range, Request, Slot
+from virtaccel.backend_openvino.execution import Event, Executable, Guard, Range, Request, Slot
 from virtaccel.backend_openvino.loader import Job
 from virtaccel.backend_openvino.lowering.builder import Builder, lower
-from virtaccel.backend_openvino.lowering.numbers import ELEMENT_TYPES
+from virtaccel.backend_openvino.lowering.ranges import FLOATS, bounded
 from virtaccel.backend_openvino.lowering.registry import RECORDS, Refused
 from virtaccel.device.backend import BackendError
 from virtaccel.device.wire import Access, Status
+from virtaccel.tosa_graph.elements import pack
 from virtaccel.tosa_graph.flatbuffer import read
 from virtaccel.tosa_graph.graph import DType, Graph, Op, Tensor, TosaError, packed_bytes
 from virtaccel.tosa_graph.specialise import specialise
@@ -38,9 +40,18 @@ log = logging.getLogger(__name__)
 UNKNOWN = -1
 MAX_VARIANTS = 16
 """Compiled models kept for one source; the one used longest ago goes first."""
+MAX_GUARDED_BYTES = 4 << 20
+"""Inputs looked through before each submission; where they are larger, programs are compiled for any input at once."""
 _MAX_IDLE = 16
 
 Shapes: TypeAlias = tuple[tuple[int, ...], ...]
+
+
+class Variant(NamedTuple):
+    """Which of a source's models: for these input shapes, and for inputs within the source's limit only, or for any."""
+
+    shapes: Shapes
+    within: bool
 
 
 class Argument(NamedTuple):
@@ -113,52 +124,57 @@ class Source:
         )
         self.inputs = len(graph.inputs)
         self.dynamic = any(argument.bytes < 0 for argument in self.arguments)
-        self._variants: OrderedDict[Shapes, Executable] = OrderedDict()
+        self._variants: OrderedDict[Variant, Executable] = OrderedDict()
         self._lock = threading.Lock()
 
     def declared(self) -> Shapes:
         """Input shapes as the artifact has them."""
         return tuple(argument.shape for argument in self.arguments[: self.inputs])
 
-    def ready(self, shapes: Shapes) -> Executable | None:
-        """The model compiled for these input shapes, if there is one."""
+    def ready(self, variant: Variant) -> Executable | None:
+        """The model compiled for this variant, if there is one."""
         with self._lock:
-            found = self._variants.get(shapes)
+            found = self._variants.get(variant)
             if found is not None and len(self._variants) > 1:
-                self._variants.move_to_end(shapes)
+                self._variants.move_to_end(variant)
             return found
 
-    def compile(self, shapes: Shapes) -> Executable:
-        """Compile for these input shapes. Takes long. Raises BackendError: INCOMPATIBLE, with a reason that names the
-        operator, for what this device does not run as TOSA defines it."""
-        found = self.ready(shapes)
+    def compile(self, variant: Variant) -> Executable:
+        """Compile a variant. Takes long. Raises BackendError: INCOMPATIBLE, with a reason that names the operator, for
+        what this device does not run as TOSA defines it."""
+        found = self.ready(variant)
         if found is not None:
             return found
         try:
-            graph = specialise(self.graph, shapes, self.target) if self.dynamic else self.graph
-            model = lower(graph)
+            graph = specialise(self.graph, variant.shapes, self.target) if self.dynamic else self.graph
+            bounds = bounded(graph) if variant.within and _guarded_bytes(graph) <= MAX_GUARDED_BYTES else None
+            model = lower(graph, bounds.tensors if bounds is not None else ())
             compiled = runtime.compile_model(model, self.host.device, self.host.tuning)
         except (TosaError, runtime.PrecisionRefused) as error:
             raise BackendError(Status.INCOMPATIBLE, str(error)) from error
         except RuntimeError as error:
             raise BackendError(Status.INCOMPATIBLE, f"OpenVINO does not compile it: {error}") from error
-        executable = Executable(compiled, _slots(graph, compiled))
+        slots = _slots(graph, compiled)
+        executable = Executable(compiled, slots, _guards(slots, bounds.limit) if bounds is not None else ())
         with self._lock:
-            self._variants[shapes] = executable
+            self._variants[variant] = executable
             while len(self._variants) > MAX_VARIANTS:
                 self._variants.popitem(last=False)
         return executable
 
 
+def _guarded_bytes(graph: Graph) -> int:
+    return sum(packed_bytes(tensor.dtype, math.prod(tensor.shape)) for tensor in graph.inputs if tensor.dtype in FLOATS)
+
+
 def _slots(graph: Graph, compiled: ov.CompiledModel) -> list[Slot]:
-    slots = []
-    for tensors, is_output in ((graph.inputs, False), (graph.outputs, True)):
-        for tensor in tensors:
-            size = packed_bytes(tensor.dtype, math.prod(tensor.shape))
-            shape = ov.Shape(list(tensor.shape))
-            slots.append(Slot(tensor.dtype, tensor.shape, size, is_output, ELEMENT_TYPES[tensor.dtype], shape))
     if len(compiled.inputs) != len(graph.inputs) or len(compiled.outputs) != len(graph.outputs):
         raise BackendError(Status.INCOMPATIBLE, "the compiled model has other inputs or outputs than the graph")
+    slots = []
+    for is_output, tensors, ports in ((False, graph.inputs, compiled.inputs), (True, graph.outputs, compiled.outputs)):
+        for tensor, port in zip(tensors, ports, strict=True):
+            size = packed_bytes(tensor.dtype, math.prod(tensor.shape))
+            slots.append(Slot(tensor.dtype, size, is_output, port.get_element_type(), port.get_shape()))
     return slots
 
 
@@ -189,7 +205,7 @@ def load(payload: bytes, target_words: tuple[int, ...], host: Host, key: bytes) 
     if source.dynamic:
         _refuse_unknown_operators(source.graph)
     else:
-        source.compile(source.declared())
+        source.compile(Variant(source.declared(), True))
     with _sharing:
         return _sources.setdefault(key, source)
 
@@ -218,7 +234,7 @@ class Program:
         self.in_flight = 0
         self._later = later
         self._pools: dict[Executable, list[Request]] = {}
-        self._jobs: dict[Shapes, Job[Executable]] = {}
+        self._jobs: dict[Variant, Job[Executable]] = {}
 
     def shapes(self, sizes: tuple[int, ...]) -> Shapes:
         """Concrete input shapes for slots bound to ranges of these sizes (bytes). Raises BackendError INCOMPATIBLE."""
@@ -233,20 +249,31 @@ class Program:
 
     def prepare(self, event: Event) -> bool:
         """Give the event a request; False while its model is being compiled. Raises BackendError."""
-        executable = self.source.ready(event.shapes)
+        executable = self._executable(Variant(event.shapes, True))
         if executable is None:
-            job = self._jobs.get(event.shapes)
-            if job is None:
-                shapes, source = event.shapes, self.source
-                job = self._jobs[event.shapes] = self._later(lambda: source.compile(shapes))
-            if not job.done:
-                return False
-            del self._jobs[event.shapes]
-            executable = job.result()
+            return False
         if any(slot.bytes != size for slot, size in zip(executable.slots, event.sizes, strict=True)):
             raise BackendError(Status.INCOMPATIBLE, "an output's binding has another size than the output")
+        if executable.guards and not within(executable, event.ranges):
+            executable = self._executable(Variant(event.shapes, False))
+            if executable is None:
+                return False
         event.request = self._request(executable, event.ranges)
         return True
+
+    def _executable(self, variant: Variant) -> Executable | None:
+        """The model, or None while it is being compiled off the loop."""
+        found = self.source.ready(variant)
+        if found is not None:
+            return found
+        job = self._jobs.get(variant)
+        if job is None:
+            source = self.source
+            job = self._jobs[variant] = self._later(lambda: source.compile(variant))
+        if not job.done:
+            return None
+        del self._jobs[variant]
+        return job.result()
 
     def _request(self, executable: Executable, ranges: tuple[Range, ...]) -> Request:
         pool = self._pools.get(executable)
@@ -277,6 +304,29 @@ class Program:
         for pool in self._pools.values():
             self._let_go(pool)
         self._pools.clear()
+
+
+def within(executable: Executable, ranges: tuple[Range, ...]) -> bool:
+    """Whether every floating-point input holds only numbers no larger than the model was compiled for.
+
+    Read as integers without the sign bit, IEEE numbers are ordered by magnitude, infinity and NaN above all.
+    """
+    for guard in executable.guards:
+        buffer, offset = ranges[guard.slot]
+        words = buffer.array[offset : offset + guard.bytes].view(guard.word)
+        if int((words & guard.magnitude).max()) > guard.largest:
+            return False
+    return True
+
+
+def _guards(slots: Sequence[Slot], limit: float) -> list[Guard]:
+    guards = []
+    for index, slot in enumerate(slots):
+        if slot.dtype in FLOATS and not slot.is_output:
+            word = np.dtype("<u4" if slot.dtype is DType.FP32 else "<u2")
+            largest = int(np.frombuffer(pack(np.array([limit], np.float32), slot.dtype), word)[0])
+            guards.append(Guard(index, slot.bytes, word, word.type((1 << (8 * word.itemsize - 1)) - 1), largest))
+    return guards
 
 
 def _resolved(argument: Argument, size: int) -> tuple[int, ...]:

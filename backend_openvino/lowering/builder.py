@@ -208,13 +208,23 @@ class Builder:
 
     def parameters(self) -> list[ov.op.Parameter]:
         """One Parameter for each input, in order, in TOSA's type and axis order."""
+        passed = self._only_passed()
         nodes: list[ov.op.Parameter] = []
         for name in self.block.inputs:
             tensor = self.block.tensors[name]
-            node = ops.parameter(list(tensor.shape), ELEMENT_TYPES[tensor.dtype], name=f"in{len(nodes)}")
+            element = ov.Type.i16 if name in passed else ELEMENT_TYPES[tensor.dtype]
+            node = ops.parameter(list(tensor.shape), element, name=f"in{len(nodes)}")
             self._set(name, self.value(node, tensor.dtype, tensor.shape))
             nodes.append(node)
         return nodes
+
+    def _only_passed(self) -> set[str]:
+        """FP16 inputs that go nowhere but to outputs: the runtime widens FP16 and quiets NaNs, so they go as INT16."""
+        used: set[str] = set()
+        for operator in reversed(self.block.operators):
+            if operator.op is not Op.IDENTITY or not used.isdisjoint(operator.outputs):
+                used.update(operator.inputs)
+        return {name for name in self.block.inputs if self.block.tensors[name].dtype is DType.FP16 and name not in used}
 
     def results(self) -> list[ov.op.Result]:
         """One Result for each output, in order, in TOSA's type and axis order."""
@@ -223,11 +233,13 @@ class Builder:
         for name in self.block.outputs:
             value = self.operand(name)
             output = self.tosa(value)
+            if value.dtype is DType.FP16 and value.constant is not None:
+                output = ops.constant(value.constant.view(np.int16)).output(0)
             key = _key(output)
             if output.get_node().get_type_name() in ("Parameter", "Constant", "Reshape") or key in seen:
                 # A parameter or constant wired straight to a result is never written, one node wired to two results is
                 # written once; a Convert to the same type copies bit for bit.
-                output = ops.convert(output, ELEMENT_TYPES[value.dtype]).output(0)
+                output = ops.convert(output, output.get_element_type()).output(0)
             seen.add(key)
             nodes.append(ops.result(output, name=f"out{len(nodes)}"))
         return nodes
