@@ -73,8 +73,8 @@ class ReadLimits:
     max_regions: int = 256
     max_blocks: int = 256
     max_operators: int = 10_000
-    max_tensors: int = 50_000
-    max_shapes: int = 50_000
+    max_tensors: int = 30_000
+    max_shapes: int = 10_000
     max_operands: int = 200_000
     max_operator_operands: int = 512
     max_block_operands: int = 4096
