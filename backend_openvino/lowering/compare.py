@@ -25,7 +25,7 @@ from virtaccel.backend_openvino.lowering.exact import (
 )
 from virtaccel.backend_openvino.lowering.half import narrowed, widened
 from virtaccel.backend_openvino.lowering.operands import FLOATS, operand, propagates_nan, scalar_attribute, types
-from virtaccel.backend_openvino.lowering.registry import Record, Site, Value, register
+from virtaccel.backend_openvino.lowering.registry import Array, Record, Site, Value, register
 from virtaccel.tosa_graph.graph import DType, Op
 
 Rule: TypeAlias = Callable[[ov.Output, ov.Output], ov.Output]
@@ -36,7 +36,8 @@ Rule: TypeAlias = Callable[[ov.Output, ov.Output], ov.Output]
 _COMPARISONS: dict[Op, tuple[Rule, Rule, str]] = {
     Op.EQUAL: (lambda a, b: ops.equal(a, b).output(0), equal_i32, "Equal; INT32: their bitwise difference is 0"),
     Op.GREATER: (
-        lambda a, b: ops.less(b, a).output(0), greater_i32, "Less, operands swapped; INT32: the maximum is not the second",
+        lambda a, b: ops.less(b, a).output(0), greater_i32,
+        "Less, operands swapped; INT32: the maximum is not the second",
     ),
     Op.GREATER_EQUAL: (
         lambda a, b: ops.less_equal(b, a).output(0), greater_equal_i32,
@@ -48,10 +49,8 @@ _COMPARISONS: dict[Op, tuple[Rule, Rule, str]] = {
 def _compare(site: Site, floats: Rule, integers: Rule) -> tuple[Value, ...]:
     left, right = operand(site, 0), operand(site, 1)
     (a, b), layout = site.builder.align(left, right)
-    if left.dtype is DType.INT32:
-        result = integers(a, b)
-    else:
-        result = floats(widened(a, left.dtype), widened(b, right.dtype))
+    integral = left.dtype is DType.INT32
+    result = integers(a, b) if integral else floats(widened(a, left.dtype), widened(b, right.dtype))
     return (site.builder.value(result, DType.BOOL, site.out_shapes[0], layout),)
 
 
@@ -80,7 +79,7 @@ def _extreme(site: Site, is_maximum: bool) -> tuple[Value, ...]:
 
 
 def _float_extreme(a: ov.Output, b: ov.Output, is_maximum: bool, propagate: bool, b_is_number: bool) -> ov.Output:
-    """A NaN in `b` is dropped by the inner form if `a` is a number, one in `a` is kept; each mode mends the other half."""
+    """`better` drops a NaN in `b` if `a` is a number and keeps one in `a`; each mode mends the other half."""
     if propagate or not b_is_number:
         better = ops.select(ops.less(a, b) if is_maximum else ops.less(b, a), b, a)
         if propagate and b_is_number:
@@ -97,12 +96,14 @@ def _clamp(site: Site) -> tuple[Value, ...]:
         raise site.refuse("bounds are not ordered numbers")
     x = widened(value.output, value.dtype) if value.dtype in FLOATS else value.output
     if value.dtype not in FLOATS:
-        bounds = [ops.constant(np.array(bound, np.int8 if value.dtype is DType.INT8 else np.int16)) for bound in (low, high)]
+        kind = np.int8 if value.dtype is DType.INT8 else np.int16
+        bounds = [ops.constant(np.array(bound, kind)) for bound in (low, high)]
         output = ops.minimum(ops.maximum(x, bounds[0]), bounds[1]).output(0)
     elif propagates_nan(site) and not _is_number(site, value):
         output = narrowed(site, _clamped(x, low, high), exact=True)
     else:
-        output = narrowed(site, ops.clamp(x, low, high).output(0), exact=True)  # the kernel makes NaN the lower bound, as ignoring does
+        # The kernel makes NaN the lower bound, as ignoring does.
+        output = narrowed(site, ops.clamp(x, low, high).output(0), exact=True)
     return (site.builder.value(output, value.dtype, value.shape, value.layout),)
 
 
@@ -139,7 +140,7 @@ def _kind(output: ov.Output) -> str:
     return str(output.get_node().get_type_name())
 
 
-def _array(output: ov.Output) -> np.ndarray | None:
+def _array(output: ov.Output) -> Array | None:
     node = output.get_node()
     return np.asarray(node.data) if isinstance(node, ov.op.Constant) else None
 

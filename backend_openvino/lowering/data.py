@@ -15,11 +15,11 @@ from virtaccel.backend_openvino.lowering import layout as axes
 from virtaccel.backend_openvino.lowering.exact import clipped_i32, i32
 from virtaccel.backend_openvino.lowering.numbers import constant_node
 from virtaccel.backend_openvino.lowering.operands import axis_of, operand, types
-from virtaccel.backend_openvino.lowering.registry import Layout, Record, Site, Value, register
+from virtaccel.backend_openvino.lowering.registry import Array, Layout, Record, Site, Value, register
 from virtaccel.tosa_graph.graph import DType, Op
 
 
-def _dims(values: Sequence[int]) -> np.ndarray:
+def _dims(values: Sequence[int]) -> Array:
     return np.array(values, np.int64)
 
 

@@ -28,13 +28,13 @@ Rule: TypeAlias = Callable[..., ov.Output]
 
 
 def _exp(x: ov.Output) -> ov.Output:
-    """The kernel overflows above 88.38 and takes NaN for infinity, so half the argument, squared, and NaN by hand."""
+    """The kernel overflows above 88.38 and takes NaN for infinity: half the argument, squared, and NaN selected."""
     root = ops.exp(ops.multiply(x, f32(0.5)))
     return ops.select(ops.equal(x, x), ops.multiply(root, root), x).output(0)
 
 
 def _sigmoid(x: ov.Output) -> ov.Output:
-    """The kernel gives 0 below -87, where results are still normal numbers; there sigmoid(x) is sigmoid(x/2) squared."""
+    """The kernel is 0 below -87, where results are still normal numbers; there it is sigmoid(x/2) squared."""
     low = ops.less(x, f32(-80.0))
     y = ops.sigmoid(ops.select(low, ops.multiply(x, f32(0.5)), x))
     return ops.select(low, ops.multiply(y, y), y).output(0)

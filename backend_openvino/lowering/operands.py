@@ -43,7 +43,7 @@ def known_integer(site: Site, index: int, what: str) -> int:
 def axis_of(site: Site, rank: int) -> int:
     axis = site.attributes.get("axis")
     if not isinstance(axis, int) or not 0 <= axis < rank:
-        raise site.refuse(f"axis {axis} is outside the operand's rank {rank}")
+        raise site.refuse(f"axis {axis!r} is outside the operand's rank {rank}")
     return axis
 
 

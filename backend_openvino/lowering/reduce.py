@@ -68,7 +68,7 @@ def _sum(site: Site) -> tuple[Value, ...]:
 
 
 def _sum_of_words(x: ov.Output, reduce: Reduction, length: int) -> ov.Output:
-    """INT32 sum over up to 2^16 values: of bit fields so narrow that each field's sum stays within 2^24, then joined."""
+    """INT32 sum over up to 2^16 values: of bit fields narrow enough that their sums stay within 2^24, then joined."""
     width = 24 - max((length - 1).bit_length(), 1)
     total: ov.Output | None = None
     for start in range(0, 32, width):

@@ -12,6 +12,7 @@ from lowered import run
 from numpy.typing import NDArray
 from oracle import reference
 from precision import absolute, violations
+
 from virtaccel.backend_openvino.lowering.cast import _PAIRS as PAIRS
 from virtaccel.backend_openvino.lowering.registry import Refused
 from virtaccel.tosa_graph.graph import DType, Op

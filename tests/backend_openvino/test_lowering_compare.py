@@ -11,6 +11,7 @@ from graphs import Const, single
 from lowered import run
 from numpy.typing import NDArray
 from oracle import reference
+
 from virtaccel.tosa_graph.graph import DType, Op
 from virtaccel.tosa_graph.schema import NanMode
 from virtaccel.tosa_graph.write import GraphWriter
@@ -75,7 +76,8 @@ def test_n3_maximum_and_minimum_of_nan(op: Op, dtype: DType, mode: NanMode) -> N
     expected = reference(tosa, [a, b])[0]
     assert same(run(tosa, [a, b])[0], expected)
     for fixed in (b, np.where(np.isnan(b), FLOATS[dtype].type(3), b)):
-        for tosa in (single(op, [spec, Const(fixed)], spec, attributes), single(op, [Const(fixed), spec], spec, attributes)):
+        for operands in ([spec, Const(fixed)], [Const(fixed), spec]):
+            tosa = single(op, operands, spec, attributes)
             assert same(run(tosa, [a])[0], reference(tosa, [a])[0])
 
 
@@ -102,7 +104,8 @@ def test_n3_clamp_after_a_convolution(mode: NanMode) -> None:
     x[0, 1, 1, :4], x[0, 2, 2, :4] = [np.nan, 7, -3, np.inf], [1, 2, -np.inf, 6]
     none = np.zeros(1, np.float32)
     names = [writer.input("x", x.shape, DType.FP32)]
-    names += [writer.constant(array) for array in (np.ones((1, 1, 16, 1), np.float32), np.zeros(16, np.float32), none, none)]
+    weights, bias = np.ones((1, 1, 16, 1), np.float32), np.zeros(16, np.float32)
+    names += [writer.constant(array) for array in (weights, bias, none, none)]
     attributes = {"pad": (0, 0, 0, 0), "stride": (1, 1), "dilation": (1, 1), "acc_type": DType.FP32}
     summed = writer.operator(Op.DEPTHWISE_CONV2D, names, (x.shape, DType.FP32), attributes)
     bound = {"min_val": np.float32(0).tobytes(), "max_val": np.float32(6).tobytes(), "nan_mode": mode}

@@ -10,6 +10,7 @@ from graphs import Const, Dims, single
 from lowered import run
 from numpy.typing import NDArray
 from oracle import reference
+
 from virtaccel.backend_openvino.lowering.registry import Refused
 from virtaccel.tosa_graph.graph import DType, Op
 from virtaccel.tosa_graph.write import GraphWriter
@@ -88,7 +89,9 @@ def test_rank_6_and_scalars() -> None:
     assert same(run(tosa, [np.array([[7]], np.int32)])[0], np.array(7, np.int32))
 
 
-def _after_transpose(x: Array, perms: tuple[int, ...], op: Op, rest: list[Any], out: tuple[int, ...], **attributes: int) -> Array:
+def _after_transpose(
+    x: Array, perms: tuple[int, ...], op: Op, rest: list[Any], out: tuple[int, ...], **attributes: int
+) -> Array:
     writer = GraphWriter()
     turned = tuple(x.shape[axis] for axis in perms)
     value = writer.operator(
@@ -112,7 +115,8 @@ def test_axes_are_mapped_through_the_layout_of_a_transposed_operand() -> None:
     got = _after_transpose(x, perms, Op.PAD, [(0, 0, 1, 2, 0, 0, 3, 0), np.full(1, 9, np.float32)], (2, 7, 5, 6))
     assert same(got, np.pad(t, ((0, 0), (1, 2), (0, 0), (3, 0)), constant_values=9))
     assert same(_after_transpose(x, perms, Op.RESHAPE, [(8, 15)], (8, 15)), t.reshape(8, 15))
-    assert same(_after_transpose(x, perms, Op.RESHAPE, [(2, 1, 4, 5, 1, 3)], (2, 1, 4, 5, 1, 3)), t.reshape(2, 1, 4, 5, 1, 3))
+    shape = (2, 1, 4, 5, 1, 3)
+    assert same(_after_transpose(x, perms, Op.RESHAPE, [shape], shape), t.reshape(shape))
 
 
 def test_reshape_that_adds_and_drops_unit_axes_after_a_transpose() -> None:

@@ -1,4 +1,4 @@
-"""Floating-point elementwise operators and logic, lowered and run on the CPU, against float64 and the reference model."""
+"""Floating-point elementwise operators and logic, run on the CPU, against float64 and the reference model."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from lowered import run
 from numpy.typing import NDArray
 from oracle import reference
 from precision import UNARY, power_bound, ulp, violations
+
 from virtaccel.tosa_graph.graph import DType, Op
 from virtaccel.tosa_graph.write import GraphWriter
 
@@ -72,9 +73,9 @@ def test_functions_of_one_operand_stay_within_their_bounds(name: str, dtype: DTy
 def test_n6_exp_of_nan_and_around_overflow() -> None:
     x = np.array([np.nan, 88.5, 88.72, 89, -87.5], np.float32)
     (got,) = run(single(Op.EXP, [(x.shape, DType.FP32)], (x.shape, DType.FP32)), [x])
-    assert np.isnan(got[0]) and np.isfinite(got[1:3]).all() and got[3] == np.inf
-    assert got[1] == pytest.approx(math.exp(88.5), rel=1e-4) and got[2] == pytest.approx(math.exp(88.72), rel=2e-4)
-    assert got[4] == pytest.approx(math.exp(-87.5), rel=1e-4)
+    assert np.isnan(got[0])
+    assert got[3] == np.inf
+    assert got[[1, 2, 4]] == pytest.approx([math.exp(88.5), math.exp(88.72), math.exp(-87.5)], rel=1e-4)
 
 
 def test_signs_of_zero_and_infinity_follow_the_tables() -> None:
@@ -140,7 +141,7 @@ def test_broadcasting_over_every_axis_of_rank_6() -> None:
         assert np.array_equal(got, b - a)
     scalar = np.array(1.5, np.float32)
     (got,) = run(single(Op.ADD, [((), DType.FP32), ((), DType.FP32)], ((), DType.FP32)), [scalar, scalar])
-    assert got.shape == () and got == 3
+    assert np.array_equal(got, np.array(3, np.float32))
 
 
 def _chain(dtype: DType, steps: list[tuple[Op, float]]) -> bytes:

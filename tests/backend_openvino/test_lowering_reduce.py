@@ -11,6 +11,7 @@ from lowered import run
 from numpy.typing import NDArray
 from oracle import reference
 from precision import product_bound, sum_bound, violations
+
 from virtaccel.tosa_graph.graph import DType, Op
 from virtaccel.tosa_graph.schema import NanMode
 from virtaccel.tosa_graph.write import GraphWriter

@@ -58,7 +58,9 @@ def ulps(count: float) -> Bound:
     return lambda dtype, x, expected: ulp(dtype, expected) * count
 
 
-def absolute(dtype: np.dtype[Any], magnitude: Array, scale: Array | float, lower: float = 0, divisor: float = 1) -> Array:
+def absolute(
+    dtype: np.dtype[Any], magnitude: Array, scale: Array | float, lower: float = 0, divisor: float = 1
+) -> Array:
     """calcAbsErrorBound of the pseudocode library."""
     form = FORMATS[dtype]
     size = np.maximum(np.abs(magnitude), form.smallest_normal)
@@ -97,7 +99,8 @@ def power_bound(dtype: np.dtype[Any], x: Array, y: Array, expected: Array) -> Ar
     """POW, for x > 0."""
     exponent = y * np.log(x)
     form = FORMATS[dtype]
-    product = 2.0**-form.fraction_bits * np.maximum(np.maximum(np.abs(exponent), form.smallest_normal), 0.1 * np.abs(y)) * 5.5
+    size = np.maximum(np.maximum(np.abs(exponent), form.smallest_normal), 0.1 * np.abs(y))
+    product = 2.0**-form.fraction_bits * size * 5.5
     return expected * np.expm1(product) + absolute(dtype, expected, _base(dtype) + 2 * np.abs(exponent + product))
 
 
