@@ -52,5 +52,6 @@ def rounded(x: ov.Output) -> ov.Output:
     spread = ops.multiply(scale, f32(4097.0))
     bias = ops.subtract(spread, ops.subtract(spread, scale))  # the 12 leading bits of scale: exactly 1.5 * 2^k
     kept = ops.subtract(ops.add(x, bias), bias)
+    kept = ops.select(ops.equal(kept, f32(0.0)), ops.multiply(x, f32(0.0)), kept)  # zero keeps the sign of x
     overflows = ops.less_equal(f32(_OVERFLOW), ops.abs(x))
     return ops.select(overflows, ops.multiply(x, f32(math.inf)), kept).output(0)

@@ -198,6 +198,15 @@ def test_fp16_chains_are_rounded_at_every_operator() -> None:
         assert np.array_equal(got, expected, equal_nan=got.dtype != np.bool_)
 
 
+def test_fp16_zeros_keep_their_sign_between_operators() -> None:
+    x = np.array([-np.inf, np.inf, -0.0, 0.0, -60000, 60000], np.float16)
+    writer = GraphWriter()
+    once = writer.operator(Op.RECIPROCAL, [writer.input("x", x.shape, DType.FP16)], (x.shape, DType.FP16))
+    writer.output(writer.operator(Op.RECIPROCAL, [once], (x.shape, DType.FP16)))
+    (got,) = run(writer.to_bytes(), [x])
+    assert np.array_equal(got, reference(writer.to_bytes(), [x])[0])
+
+
 @pytest.mark.parametrize("op", [Op.LOGICAL_AND, Op.LOGICAL_OR, Op.LOGICAL_XOR, Op.LOGICAL_NOT], ids=lambda op: op.name)
 def test_logic(op: Op) -> None:
     operands = [np.array([[0, 0, 1, 1]], np.bool_), np.array([[0], [1]], np.bool_)][: 1 if op is Op.LOGICAL_NOT else 2]
