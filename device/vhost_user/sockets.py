@@ -13,7 +13,7 @@ import socket
 import stat
 import time
 from collections.abc import Iterator, MutableMapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 _FIRST_ACTIVATED = 3
 _MAX_PATH_BYTES = 107
@@ -40,15 +40,20 @@ class Listener:
 
 
 def listen(path: str) -> Listener:
-    """Listen at `path`, replacing a stale socket file. Raises SocketError."""
-    if len(os.fsencode(path)) > _MAX_PATH_BYTES:
-        raise SocketError(f"{path}: longer than the {_MAX_PATH_BYTES} bytes that a socket's path may have")
+    """Listen at `path`, replacing a stale socket file. The file appears when it can be connected to, not before: it is
+    bound under another name first. Raises SocketError."""
+    hidden = f"{path}~"
+    if len(os.fsencode(hidden)) > _MAX_PATH_BYTES:
+        raise SocketError(f"{path}: longer than the {_MAX_PATH_BYTES - 1} bytes that a socket's path may have here")
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with _directory_lock(path):
-            _remove_stale(path)
-            listening.bind(path)
-        listening.listen(_BACKLOG)
+            _refuse_live(path)
+            with suppress(FileNotFoundError):
+                os.unlink(hidden)
+            listening.bind(hidden)
+            listening.listen(_BACKLOG)
+            os.rename(hidden, path)
     except OSError as error:
         listening.close()
         raise SocketError(f"{path}: {error.strerror or error}") from error
@@ -70,7 +75,7 @@ def _directory_lock(path: str) -> Iterator[None]:
         os.close(folder)
 
 
-def _remove_stale(path: str) -> None:
+def _refuse_live(path: str) -> None:
     try:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:
@@ -82,15 +87,15 @@ def _remove_stale(path: str) -> None:
         failure = probe.connect_ex(path)
     if failure != errno.ECONNREFUSED:
         raise SocketError(f"{path}: another process listens there")
-    os.unlink(path)
 
 
-def _identity(path: str) -> tuple[int, int] | None:
+def _identity(path: str) -> tuple[int, int, int] | None:
+    """Device, inode and time: an inode's number alone is given out again as soon as it is free."""
     try:
         status = os.lstat(path)
     except OSError:
         return None
-    return status.st_dev, status.st_ino
+    return status.st_dev, status.st_ino, status.st_mtime_ns
 
 
 def inherited(fd: int) -> Listener | socket.socket:

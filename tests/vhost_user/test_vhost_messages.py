@@ -70,15 +70,21 @@ def test_single_region() -> None:
 
 def test_vring_address_order() -> None:
     payload = le((0, 4), (1, 4), (0x10, 8), (0x20, 8), (0x30, 8), (0x40, 8))
-    assert m.decode_vring_address(payload) == m.VringAddress(0, 1, descriptors=0x10, used=0x20, available=0x30, log=0x40)
+    expected = m.VringAddress(0, 1, descriptors=0x10, used=0x20, available=0x30, log=0x40)
+    assert m.decode_vring_address(payload) == expected
 
 
 @pytest.mark.parametrize(
     ("word", "fds", "good"),
     [
-        (0, 1, True), (0x100, 0, True), (5, 1, True),
-        (0, 0, False), (0x100, 1, False), (0x200, 1, False), (1 << 63, 1, False),
-    ],  # fmt: skip
+        (0, 1, True),
+        (0x100, 0, True),
+        (5, 1, True),
+        (0, 0, False),
+        (0x100, 1, False),
+        (0x200, 1, False),
+        (1 << 63, 1, False),
+    ],
 )
 def test_vring_descriptor_word(word: int, fds: int, good: bool) -> None:
     if good:
