@@ -26,9 +26,12 @@ PYTHON = "python3.13"
 GUEST_PROGRAM = "virtaccel-guest.pyz"
 JOB = "/job"
 MODULES = ("drivers/uio/uio.ko.xz", "drivers/uio/uio_pci_generic.ko.xz")
+# Left out of the guest's Python: what neither the guest program nor a person at its shell is likely to import.
 UNWANTED_LIBRARY = re.compile(
     r"^(test|idlelib|pydoc_data|tkinter|turtledemo|ensurepip|venv|sqlite3|dbm|wsgiref|xmlrpc|curses|_pyrepl|__pycache__)$"
-    r"|^_(test|xxtest|sqlite3|dbm|ssl|hashlib|curses|codecs_|multibyte)|^(xx|turtle|antigravity|this\.py)|^readline"
+    r"|^(asyncio|email|http|xml|html|unittest|multiprocessing|concurrent|lib2to3|zoneinfo|tomllib|sysconfig)$"
+    r"|^(turtle|antigravity|this|doctest|pdb|pydoc|smtplib|imaplib|ftplib|mailbox|poplib|ssl|_pydecimal|pickletools)\.py$"
+    r"|^_(test|xxtest|sqlite3|dbm|ssl|hashlib|curses|codecs_|multibyte|interp|decimal|asyncio)|^xx|^readline|^_sysconfig"
 )
 SETTLE_TIMEOUT_S = 120.0
 
@@ -38,7 +41,7 @@ INIT = f"""#!/bin/busybox sh
 /bin/busybox mount -t proc proc /proc
 /bin/busybox mount -t sysfs sysfs /sys
 /bin/busybox mount -t tmpfs tmpfs /tmp
-export PATH=/usr/bin:/bin HOME=/root PYTHONDONTWRITEBYTECODE=1 TERM=linux
+export PATH=/usr/bin:/bin HOME=/root PYTHONDONTWRITEBYTECODE=1 TERM=linux PYTHON_BASIC_REPL=1
 /bin/busybox cat /proc/sys/kernel/random/boot_id > /tmp/boot
 for module in uio uio_pci_generic; do insmod /lib/modules/$module.ko.xz || echo "init: no module $module"; done
 mode=shell
@@ -178,10 +181,12 @@ def _add_python(archive: Archive, sysroot: Sysroot, scratch: Path) -> None:
     shutil.copytree(
         sysroot.root / "usr/lib" / PYTHON, library, symlinks=False, ignore=unwanted, ignore_dangling_symlinks=True
     )
-    compile_all = ["-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash", "-s", str(scratch), "-p", "/"]
+    compile_all = ["-m", "compileall", "-q", "-b", "--invalidation-mode", "unchecked-hash", "-s", str(scratch), "-p", "/"]
     environment = {**os.environ, "PYTHONHOME": str(sysroot.root / "usr")}
     environment.pop("PYTHONPATH", None)
     _output([*sysroot.program(f"usr/bin/{PYTHON}"), "-S", *compile_all, str(library)], environment)
+    for source in library.rglob("*.py"):
+        source.unlink()
     archive.tree(library, f"/usr/lib/{PYTHON}")
     archive.file(f"/usr/bin/{PYTHON}", program.read_bytes(), 0o755)
     archive.link("/usr/bin/python3", PYTHON)

@@ -153,6 +153,7 @@ class Remote:
             "count": len(times),
             "median_us": times[len(times) // 2] / 1000,
             "p99_us": times[len(times) * 99 // 100] / 1000,
+            "interrupts": getattr(session.transport, "interrupts", 0),
         }
 
     def load(self, model: str, check: str | None = None) -> Fields:

@@ -24,6 +24,8 @@ class Wait(Protocol):
     """`wait` returns after at most `limit` seconds, sooner if the device has something to say; it may return for nothing."""
 
     uses_interrupts: bool
+    count: int
+    """Interrupts seen."""
 
     def wait(self, limit: float) -> None: ...
 
@@ -37,6 +39,7 @@ class Polling:
     """Sleep 20 us, then ever longer, up to 1 ms."""
 
     uses_interrupts = False
+    count = 0
 
     def __init__(self) -> None:
         self._sleep = SHORTEST_SLEEP_S

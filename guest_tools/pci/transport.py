@@ -160,6 +160,11 @@ class PciTransport:
         """One line for people: interrupts or polling, and how the memory is held."""
         return f"{'interrupts' if self._wait.uses_interrupts else 'polling'}; {self._memory.kind}"
 
+    @property
+    def interrupts(self) -> int:
+        """How many interrupts came so far."""
+        return self._wait.count
+
     def publish(self, request: Sequence[Part], capacity: int) -> int:
         """See Transport. Two descriptors stay free, so that a silent device can be asked whether it lives."""
         if self._lost is not None or self._closed:

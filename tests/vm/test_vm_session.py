@@ -6,6 +6,7 @@ needs no arithmetic. What the guest reports is judged here, on the host.
 
 from __future__ import annotations
 
+import re
 import time
 from typing import Any
 
@@ -60,7 +61,10 @@ def test_outputs_come_back_to_the_host(vm: VmSession) -> None:
 def test_each_way_of_waiting_and_of_holding_memory(guest: Machine, options: dict[str, bool], held: str) -> None:
     opened = guest.ask("open", **options)
     assert opened["how"].startswith(held)
+    # Loading takes longer than the driver looks without waiting.
     assert_traffic(guest, commands=200, submissions=5)
+    interrupts = guest.ask("commands", count=1)["interrupts"]
+    assert (interrupts > 0) is options.get("interrupts", True)
 
 
 def test_ordinary_pages_carry_large_frames_in_many_descriptors(guest: Machine, shared: Any) -> None:
@@ -71,6 +75,35 @@ def test_ordinary_pages_carry_large_frames_in_many_descriptors(guest: Machine, s
     assert guest.ask("submissions", count=2)["right"] == 2
     with pytest.raises(GuestFailure, match="RequestTooLarge"):
         guest.ask("load", model="/job/slow.tosa")
+
+
+# virtio 1.3, section 4.1.4.3: offset and width of each field of the common configuration that a driver may touch.
+COMMON_WIDTHS = {0x00: 4, 0x04: 4, 0x08: 4, 0x0C: 4, 0x10: 2, 0x12: 2, 0x14: 1, 0x15: 1, 0x16: 2, 0x18: 2, 0x1A: 2}
+COMMON_WIDTHS |= {0x1C: 2, 0x1E: 2, 0x20: 4, 0x24: 4, 0x28: 4, 0x2C: 4, 0x30: 4, 0x34: 4}
+DEVICE_WIDTHS = {0: 2, 2: 2, 4: 2, 6: 2, 8: 4, 12: 4}
+ACCESS = re.compile(
+    r"memory_region_ops_(read|write) .* addr 0x(\w+) value \w+ size (\d) name 'virtio-pci-(\w+)-virtio-signal'"
+)
+
+
+def test_every_register_is_accessed_by_its_own_width(vm: VmSession, guest: Machine) -> None:
+    """As QEMU sees it: each access is one of the width that the standard gives the field."""
+    guest.ask("close")
+    log = vm.folder / "qemu.log"
+    before = log.stat().st_size
+    for enable in (True, False):
+        for direction in ("read", "write"):
+            guest.qmp.execute("trace-event-set-state", name=f"memory_region_ops_{direction}", enable=enable)
+        if enable:
+            guest.ask("open")
+            guest.ask("commands", count=3)
+    seen: dict[str, set[tuple[int, int]]] = {}
+    for _, address, size, window in ACCESS.findall(log.read_text(errors="replace")[before:]):
+        seen.setdefault(window, set()).add((int(address, 16) & 0xFFF, int(size)))
+    assert seen["common"] <= set(COMMON_WIDTHS.items())
+    assert {0x14, 0x18, 0x20, 0x28, 0x30, 0x1C} <= {offset for offset, _ in seen["common"]}
+    assert seen["device"] == set(DEVICE_WIDTHS.items())
+    assert seen.get("notify", set()) <= {(0, 2)}, "section 4.1.5.2: a queue's number as 16 bits"
 
 
 def test_driver_reset_and_again(guest: Machine) -> None:
