@@ -77,6 +77,8 @@ class Record:
     emit: Emitter
     how: str
     exact: bool
+    parts: tuple[Record, ...] = ()
+    """The rows this one joins, where an operator's types are run in several ways."""
 
     def admits(self, site: Site) -> bool:
         """Whether the site's types are among `types`: a row's last type is the output's, the ones before it are the
@@ -95,8 +97,24 @@ RECORDS: dict[Op, Record] = {}
 
 
 def register(*records: Record) -> None:
-    """Add rows; a module of operators calls this once at its end."""
+    """Add rows; a module of operators calls this once at its end. Rows of one operator are joined."""
     for record in records:
-        if record.op in RECORDS:
-            raise ValueError(f"{record.op.name} registered twice")
-        RECORDS[record.op] = record
+        known = RECORDS.get(record.op)
+        RECORDS[record.op] = record if known is None else _joined(*(known.parts or (known,)), record)
+
+
+def _joined(*parts: Record) -> Record:
+    """One row of all types; each part runs its own."""
+    types: frozenset[tuple[DType, ...]] = frozenset().union(*(part.types for part in parts))
+    op = parts[0].op
+    if len(types) != sum(len(part.types) for part in parts):
+        raise ValueError(f"{op.name} registered twice for the same types")
+
+    def emit(site: Site) -> tuple[Value, ...]:
+        for part in parts:
+            if part.admits(site):
+                return part.emit(site)
+        raise site.refuse("not run for these types")
+
+    how = "; ".join(dict.fromkeys(part.how for part in parts))
+    return Record(op, types, emit, how, all(part.exact for part in parts), parts)
