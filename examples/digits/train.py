@@ -13,6 +13,7 @@ Writes beside this file:
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,7 +54,8 @@ def initial(rng: np.random.Generator) -> Weights:
     """He's initialisation."""
 
     def normal(*shape: int) -> Array:
-        return (rng.standard_normal(shape) * np.sqrt(2 / np.prod(shape[:-1]))).astype(np.float32)
+        scale = float(np.sqrt(2 / np.prod(shape[:-1])))
+        return (rng.standard_normal(shape) * scale).astype(np.float32)
 
     first, second = CHANNELS
     zeros = [np.zeros(n, np.float32) for n in (first, second, CLASSES)]
@@ -65,7 +67,11 @@ def initial(rng: np.random.Generator) -> Weights:
 def patches(x: Array) -> Array:
     """(n, h, w, c) -> (n, h, w, 3, 3, c): each pixel's neighbourhood, zeros outside."""
     padded = np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
-    return np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(1, 2)).transpose(0, 1, 2, 4, 5, 3)
+    n, h, w, c = x.shape
+    strides = padded.strides
+    return np.lib.stride_tricks.as_strided(
+        padded, (n, h, w, 3, 3, c), (*strides[:3], *strides[1:3], strides[3]), writeable=False
+    )
 
 
 def convolve(x: Array, weights: Array, bias: Array) -> tuple[Array, Array]:
@@ -190,16 +196,20 @@ def graph(weights: Weights) -> bytes:
 
 
 @contextlib.contextmanager
-def quiet_stderr() -> Iterator[None]:
-    """The reference model warns about the file's version on every run, from native code."""
-    kept = os.dup(2)
+def quiet() -> Iterator[None]:
+    """The reference model warns about the file's version on every run, from native code and its own buffers."""
+    native = ctypes.CDLL(None)
+    kept = [os.dup(descriptor) for descriptor in (1, 2)]
     with open(os.devnull, "wb") as nowhere:
-        os.dup2(nowhere.fileno(), 2)
+        for descriptor in (1, 2):
+            os.dup2(nowhere.fileno(), descriptor)
     try:
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+        native.fflush(None)
+        for descriptor, copy in zip((1, 2), kept, strict=True):
+            os.dup2(copy, descriptor)
+            os.close(copy)
 
 
 def reference_answers(tosa: bytes, images: Array) -> tuple[Array, NDArray[np.int32]]:
@@ -208,7 +218,7 @@ def reference_answers(tosa: bytes, images: Array) -> tuple[Array, NDArray[np.int
 
     probabilities, labels = [], []
     for image in images:
-        with quiet_stderr():
+        with quiet():
             outputs, status = tosa_reference_model.run(tosa, [image])
         if status != tosa_reference_model.GraphStatus.TOSA_VALID:
             raise SystemExit(f"the reference model says {status}")

@@ -14,7 +14,7 @@ from virtaccel.guest_tools import accelerator
 from virtaccel.guest_tools.accelerator import Accelerator
 from virtaccel.guest_tools.client import DeviceError
 from virtaccel.guest_tools.errors import ExecutionFailed, InputError, ModelError, Refused, Unavailable
-from virtaccel.guest_tools.program import TensorInfo
+from virtaccel.guest_tools.program import Array, TensorInfo
 from virtaccel.guest_tools.transport.in_process import InProcessTransport
 from virtaccel.tosa_graph.graph import DType, Op
 from virtaccel.tosa_graph.write import GraphWriter
@@ -77,7 +77,7 @@ def test_arrays_of_any_memory_layout_are_taken(device: Accelerator) -> None:
         (A.astype(np.int32), "got int32"),
     ],
 )
-def test_arrays_that_do_not_fit_are_refused_in_one_line(left: np.ndarray, complaint: str, device: Accelerator) -> None:
+def test_arrays_that_do_not_fit_are_refused_in_one_line(left: Array, complaint: str, device: Accelerator) -> None:
     program = device.load(two_operators())
     with pytest.raises(InputError, match=complaint) as caught:
         program(left, B)
@@ -95,7 +95,7 @@ def test_wrong_names_and_counts_are_refused(device: Accelerator) -> None:
 
 
 def test_element_types_keep_their_values(device: Accelerator) -> None:
-    arrays = [
+    arrays: list[tuple[DType, Array]] = [
         (DType.INT8, np.array([-128, -1, 0, 127], np.int8)),
         (DType.INT32, np.array([-(2**31), 2**24 + 1, 0, 2**31 - 1], np.int32)),
         (DType.FP16, np.array([0.1, -0.0, np.inf, 6e-8], np.float16)),
@@ -118,7 +118,7 @@ def test_element_types_keep_their_values(device: Accelerator) -> None:
         (DType.FP32, np.array([1.0, -2.0], np.float32), bytes.fromhex("0000803f 000000c0")),
     ],
 )
-def test_elements_travel_packed_as_the_schema_says(dtype: DType, values: np.ndarray, packed: bytes) -> None:
+def test_elements_travel_packed_as_the_schema_says(dtype: DType, values: Array, packed: bytes) -> None:
     tensor = TensorInfo("x", values.shape, dtype)
     tensor.check(values)
     assert bytes(tensor.encode(values)) == packed

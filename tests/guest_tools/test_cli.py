@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 from graphs import single
 
 from virtaccel.guest_tools.cli import COMMANDS, main
+from virtaccel.guest_tools.program import Array
 from virtaccel.tosa_graph.graph import DType, Op
 from virtaccel.tosa_graph.write import GraphWriter
 
@@ -61,7 +62,7 @@ def arrays(tmp_path: Path) -> dict[str, Path]:
     return paths
 
 
-def answers(folder: Path, **changes: np.ndarray | None) -> Path:
+def answers(folder: Path, **changes: Array | None) -> Path:
     path = folder / "answers.npz"
     np.savez(path, **{name: array for name, array in {**ANSWERS, **changes}.items() if array is not None})
     return path
@@ -124,7 +125,7 @@ def test_sequences_are_run_step_by_step(model: Path, tmp_path: Path) -> None:
     assert run("run", model, "--check", swapped).exit_code == 1
 
 
-BAD_ANSWERS: dict[str, dict[str, np.ndarray | None]] = {
+BAD_ANSWERS: dict[str, dict[str, Array | None]] = {
     "model needs in_0 to in_2": {"in_2": None},
     "model needs out_0 to out_1": {"out_2": FIRST},
     "takes float32 of shape": {"in_0": FIRST.astype(np.float64)},

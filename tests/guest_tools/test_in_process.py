@@ -19,6 +19,7 @@ from virtaccel.guest_tools.client import (
     Client,
     Context,
     DeviceError,
+    Event,
     IndeterminateSubmit,
     Program,
     Queue,
@@ -49,7 +50,7 @@ class Rig(NamedTuple):
         artifact = reference.Program(operation, operand, 1, 1, 0).pack()
         return self.client.load_program(self.context, reference.FORMAT, [0] * 12, artifact, 4096)
 
-    def submit_request(self, program: Program, source: Buffer, target: Buffer, size: int) -> Request[object]:
+    def submit_request(self, program: Program, source: Buffer, target: Buffer, size: int) -> Request[Event]:
         bindings = [Binding(source, 0, size, 0, 1), Binding(target, 0, size, 1, 2)]
         return self.client.submit(self.queue, program, bindings)
 
