@@ -17,8 +17,8 @@ from typing import Final, TypeVar
 
 from virtaccel.backend_openvino import compile as runtime
 from virtaccel.backend_openvino import programs
-from virtaccel.backend_openvino.buffers import Arena, Buffer, Hold, read, write
-from virtaccel.backend_openvino.execution import MAX_STOPPING, PENDING, Event, Executor, Range, quiesce
+from virtaccel.backend_openvino.buffers import Arena, Buffer, read, write
+from virtaccel.backend_openvino.execution import MAX_STOPPING, PENDING, Event, Executor, quiesce
 from virtaccel.backend_openvino.loader import Job, Loader
 from virtaccel.backend_openvino.programs import Host, Program, Source, Verdict
 from virtaccel.device.backend import (
@@ -46,7 +46,6 @@ from virtaccel.device.wire import (
     LOAD_PROGRAM_REQUEST,
     REQUEST_HEADER,
     AcceleratorClass,
-    Access,
     Capability,
     Domain,
     Status,
@@ -140,7 +139,8 @@ class OpenVinoBackend:
 
     def wait(self, timeout: float) -> None:
         self._executor.wait(timeout, self._loader.descriptor, bool(self._loads))
-        self.acknowledge()
+        if self._loads or self._executor.preparing():
+            self.acknowledge()
 
     def close(self) -> None:
         if self._closed:
@@ -269,14 +269,13 @@ class OpenVinoBackend:
             if len(executor.stopping) >= MAX_STOPPING:
                 return Rejected(Status.BUSY)
         try:
-            ranges, sizes, hold = _arguments(chosen, bindings)
-            shapes = chosen.shapes(sizes)
-            if hold.refused():
+            call = chosen.call(bindings)
+            if call.refused():
                 executor.refresh()
-                if hold.refused():
+                if call.refused():
                     return Rejected(Status.BUSY)
-            event = Event(hold, ranges, sizes, shapes, time.monotonic_ns() if timeout_ns else 0, timeout_ns)
-            executor.admit(event, chosen.prepare)
+            event = Event(call, chosen, timeout_ns)
+            executor.admit(event)
         except BackendError as error:
             log.info("submission rejected (%s): %s", error.status.name, error)
             return Rejected(error.status)
@@ -296,49 +295,6 @@ class OpenVinoBackend:
         if self._executor.poll(_as(event, Event)) is PENDING:
             return ReleaseRejected(Status.BUSY)
         return RELEASED
-
-
-def _arguments(program: Program, bindings: Sequence[Binding]) -> tuple[tuple[Range, ...], tuple[int, ...], Hold]:
-    """Bindings by slot. Raises BackendError if slots, access, alignment or overlaps do not fit the program."""
-    arguments = program.source.arguments
-    if len(bindings) != len(arguments):
-        raise BackendError(Status.INCOMPATIBLE, f"{len(bindings)} bindings for {len(arguments)} slots")
-    by_slot: list[Binding | None] = [None] * len(arguments)
-    readers: list[Buffer] = []
-    writers: list[Buffer] = []
-    for binding in bindings:
-        buffer, offset, _, slot, access = binding
-        if slot >= len(arguments) or by_slot[slot] is not None:
-            raise BackendError(Status.INCOMPATIBLE, f"slot {slot} is bound twice or not the program's")
-        argument = arguments[slot]
-        if access != argument.access:
-            raise BackendError(Status.INVALID_ARGUMENT, f"slot {slot} is bound with access {access}")
-        if offset % argument.alignment:
-            raise BackendError(Status.INCOMPATIBLE, f"slot {slot}: offset {offset} is not a multiple of its element")
-        by_slot[slot] = binding
-        (readers if access == Access.READ else writers).append(_as(buffer, Buffer))
-    given = [binding for binding in by_slot if binding is not None]
-    if len(set(writers)) != len(writers) or not set(writers).isdisjoint(readers):
-        _refuse_overlap(given)
-    ranges = tuple([Range(_as(binding.buffer, Buffer), binding.offset) for binding in given])
-    return ranges, tuple([binding.bytes for binding in given]), Hold(readers, writers)
-
-
-def _refuse_overlap(bindings: Sequence[Binding]) -> None:
-    """One buffer may serve several slots, but what one slot writes no other may touch."""
-    ordered = sorted(bindings, key=lambda binding: (id(binding.buffer), binding.offset))
-    reach: Binding | None = None
-    written = False
-    for binding in ordered:
-        if reach is not None and reach.buffer is binding.buffer and binding.offset < reach.offset + reach.bytes:
-            if written or binding.access != Access.READ:
-                raise BackendError(Status.INVALID_ARGUMENT, f"slot {binding.slot} overlaps another that is written")
-            if binding.offset + binding.bytes <= reach.offset + reach.bytes:
-                continue
-        else:
-            written = False
-        reach = binding
-        written = written or binding.access != Access.READ
 
 
 # ---- the end of the process

@@ -12,7 +12,6 @@ import ctypes
 import mmap
 import os
 import weakref
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,7 +21,7 @@ from virtaccel.device.backend import BackendError, BufferRequest, Segments
 from virtaccel.device.wire import Status
 
 if TYPE_CHECKING:
-    from virtaccel.backend_openvino.execution import Request
+    from virtaccel.backend_openvino.execution import Call
 
 PAGE = mmap.PAGESIZE
 MAX_ALIGNMENT = 1 << 30
@@ -95,18 +94,18 @@ class Arena:
 class Buffer:
     """A guest's buffer and its guard: many readers or one writer.
 
-    `requests` are the pooled requests whose tensors lie over it.
+    `calls` are the bindings of programs to it, whose idle requests have tensors over it.
     """
 
     __slots__ = (
         "array",
         "backing_bytes",
         "bytes",
+        "calls",
         "context",
         "freed",
         "offset",
         "readers",
-        "requests",
         "view",
         "writer",
     )
@@ -122,7 +121,7 @@ class Buffer:
         self.readers = 0
         self.writer = False
         self.freed = False
-        self.requests: set[Request] = set()
+        self.calls: set[Call] = set()
 
     @property
     def address(self) -> int:
@@ -135,8 +134,8 @@ class Buffer:
     def drop(self) -> None:
         """Let go of the memory: gone as soon as no tensor lies over it."""
         self.freed = True
-        for request in list(self.requests):
-            request.forget()
+        for call in list(self.calls):
+            call.let_go()
         self.view.release()
         self.array = np.empty(0, np.uint8)
 
@@ -157,32 +156,3 @@ def read(buffer: Buffer, offset: int, sink: Segments) -> None:
         end = offset + len(piece)
         piece[:] = view[offset:end]
         offset = end
-
-
-class Hold:
-    """The guards that one submission holds on its buffers, until its native work has stopped."""
-
-    __slots__ = ("_readers", "_writers")
-
-    def __init__(self, readers: Iterable[Buffer], writers: Iterable[Buffer]) -> None:
-        self._writers = frozenset(writers)
-        self._readers = frozenset(readers) - self._writers
-
-    def refused(self) -> bool:
-        """Whether running work over one of the buffers stands against this hold."""
-        return any(buffer.writer for buffer in self._readers) or any(
-            buffer.writer or buffer.readers for buffer in self._writers
-        )
-
-    def take(self) -> None:
-        for buffer in self._readers:
-            buffer.readers += 1
-        for buffer in self._writers:
-            buffer.writer = True
-
-    def release(self) -> None:
-        for buffer in self._readers:
-            buffer.readers -= 1
-        for buffer in self._writers:
-            buffer.writer = False
-        self._readers = self._writers = frozenset()

@@ -13,13 +13,13 @@ import logging
 import select
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import openvino as ov
 
-from virtaccel.backend_openvino.buffers import Buffer, Hold
+from virtaccel.backend_openvino.buffers import Buffer
 from virtaccel.device.backend import BackendError, Polled
 from virtaccel.device.wire import EventState, Status
 from virtaccel.tosa_graph.graph import DType
@@ -37,6 +37,10 @@ COMPLETE = Polled(EventState.COMPLETE, Status.OK)
 CANCELLED = Polled(EventState.CANCELLED, Status.OK)
 EXPIRED = Polled(EventState.FAILED, Status.DEADLINE_EXPIRED)
 BROKEN = Polled(EventState.FAILED, Status.INTERNAL_ERROR)
+
+
+Shapes: TypeAlias = tuple[tuple[int, ...], ...]
+"""Concrete shapes of a program's inputs, in order."""
 
 
 class Slot(NamedTuple):
@@ -79,55 +83,38 @@ class Range(NamedTuple):
 
 
 class Request:
-    """An infer request with the tensors bound to it last, which it keeps alive: the runtime holds bare pointers."""
+    """An infer request and the tensors bound to it, which it keeps alive: the runtime holds bare pointers."""
 
-    def __init__(self, executable: Executable, pool: list[Request]) -> None:
+    __slots__ = ("_checked", "_tensors", "executable", "infer", "ranges")
+
+    def __init__(self, executable: Executable) -> None:
         self.executable = executable
         self.infer = executable.model.create_infer_request()
-        self.bound: tuple[Range, ...] = ()
-        self.pool: list[Request] | None = pool
+        self.ranges: tuple[Range, ...] = ()
         self._tensors: list[ov.Tensor] = []
         self._checked = False
 
     def bind(self, ranges: tuple[Range, ...]) -> None:
-        """Lay the tensors over the buffers, unless they lie there already."""
-        if ranges == self.bound:
-            return
-        self.unbind()
-        executable, infer = self.executable, self.infer
+        """Lay the tensors over the buffers. If that fails the request is of no more use."""
+        executable, infer, tensors = self.executable, self.infer, []
         for index, (slot, (buffer, offset)) in enumerate(zip(executable.slots, ranges, strict=True)):
             tensor = ov.Tensor(buffer.array[offset : offset + slot.bytes], slot.ov_shape, slot.element)
             if slot.is_output:
                 infer.set_output_tensor(index - executable.inputs, tensor)
             else:
                 infer.set_input_tensor(index, tensor)
-            self._tensors.append(tensor)
-            buffer.requests.add(self)
-        self.bound = ranges
+            tensors.append(tensor)
+        self.ranges, self._tensors, self._checked = ranges, tensors, False
 
     def wrote_in_place(self) -> bool:
         """Whether the outputs lie in the caller's memory still; looked at once for each binding."""
         if not self._checked:
-            first = self.executable.inputs
+            outputs = self.ranges[self.executable.inputs :]
             self._checked = all(
                 self.infer.get_output_tensor(index).data.ctypes.data == buffer.address + offset
-                for index, (buffer, offset) in enumerate(self.bound[first:])
+                for index, (buffer, offset) in enumerate(outputs)
             )
         return self._checked
-
-    def unbind(self) -> None:
-        """Forget the buffers. The runtime's pointers dangle until the next `bind`, and nothing starts before that."""
-        for buffer, _ in self.bound:
-            buffer.requests.discard(self)
-        self.bound = ()
-        self._tensors = []
-        self._checked = False
-
-    def forget(self) -> None:
-        """One of the buffers is freed. Idle, the request leaves its pool and dies; at work, it is let go at its end."""
-        if self.pool is not None and self in self.pool:
-            self.pool.remove(self)
-            self.unbind()
 
     def stopped(self) -> bool:
         """Whether no native work is left, however it ended."""
@@ -137,36 +124,88 @@ class Request:
             return True
 
 
-class Event:
-    """One accepted submission. `request` is None while what it needs is still being made, and after the end."""
+class Call:
+    """A program's slots bound to certain ranges: checked once, then submitted as often as the guest likes.
 
-    __slots__ = ("admitted", "deadline", "hold", "prepare", "ranges", "request", "shapes", "sizes", "state")
+    `idle` are requests bound to these ranges, by model. When one of the buffers is freed or the program is unloaded the
+    call is dead: idle requests die with it, one at work dies when it ends.
+    """
+
+    __slots__ = ("dead", "executable", "idle", "ranges", "readers", "shapes", "sizes", "writers")
 
     def __init__(
-        self,
-        hold: Hold,
-        ranges: tuple[Range, ...],
-        sizes: tuple[int, ...],
-        shapes: tuple[tuple[int, ...], ...],
-        admitted: int,
-        timeout_ns: int,
+        self, ranges: tuple[Range, ...], sizes: tuple[int, ...], shapes: Shapes, reads: set[Buffer], writes: set[Buffer]
     ) -> None:
-        self.hold = hold
         self.ranges = ranges
         self.sizes = sizes
         self.shapes = shapes
-        self.admitted = admitted
-        self.deadline = admitted + timeout_ns if timeout_ns else 0
+        self.readers = tuple(reads - writes)
+        self.writers = tuple(writes)
+        self.executable: Executable | None = None
+        self.idle: dict[Executable, Request] = {}
+        self.dead = False
+        for buffer in reads | writes:
+            buffer.calls.add(self)
+
+    def refused(self) -> bool:
+        """Whether running work over one of the buffers stands against running this."""
+        for buffer in self.writers:
+            if buffer.writer or buffer.readers:
+                return True
+        return any(buffer.writer for buffer in self.readers)
+
+    def take(self) -> None:
+        """Guard the buffers."""
+        for buffer in self.readers:
+            buffer.readers += 1
+        for buffer in self.writers:
+            buffer.writer = True
+
+    def release(self) -> None:
+        for buffer in self.readers:
+            buffer.readers -= 1
+        for buffer in self.writers:
+            buffer.writer = False
+
+    def finished(self, request: Request) -> None:
+        """The native work over these buffers is over."""
+        self.release()
+        if not self.dead:
+            self.idle[request.executable] = request
+
+    def let_go(self) -> None:
+        self.dead = True
+        self.idle.clear()
+        for buffer, _ in self.ranges:
+            buffer.calls.discard(self)
+
+
+class Preparing(Protocol):
+    """What gives a submission its request."""
+
+    def prepare(self, call: Call) -> Request | None:
+        """A request bound to the call's ranges; None while its model is being made. Raises BackendError."""
+
+
+class Event:
+    """One accepted submission. `request` is None while what it needs is still being made, and after the end."""
+
+    __slots__ = ("admitted", "call", "deadline", "program", "request", "state")
+
+    def __init__(self, call: Call, program: Preparing, timeout_ns: int) -> None:
+        self.call = call
+        self.program = program
+        self.admitted = time.monotonic_ns() if timeout_ns else 0
+        self.deadline = self.admitted + timeout_ns if timeout_ns else 0
         self.request: Request | None = None
-        self.prepare: Callable[[Event], bool] | None = None
         self.state = PENDING
 
 
 class Stopping(NamedTuple):
-    """Native work asked to stop, and what it holds."""
+    """Native work asked to stop, and what it runs over."""
 
     request: Request
-    hold: Hold
+    call: Call
 
 
 class Executor:
@@ -176,51 +215,31 @@ class Executor:
         self.running: dict[Event, None] = {}
         self.stopping: list[Stopping] = []
 
-    def admit(self, event: Event, prepare: Callable[[Event], bool]) -> None:
-        """Take the event's guards and start it as soon as `prepare` has given it a request (it answers False while that
-        takes longer). Raises RuntimeError, with nothing kept, if it cannot start."""
-        event.hold.take()
-        event.prepare = prepare
-        self.running[event] = None
+    def admit(self, event: Event) -> None:
+        """Guard the event's buffers and start it, now or when its program has a request for it. Raises BackendError or
+        RuntimeError, with nothing kept, if it cannot start."""
+        event.call.take()
         try:
             self._start(event)
         except BaseException:
-            del self.running[event]
-            event.hold.release()
+            event.call.release()
             raise
+        self.running[event] = None
 
-    def _start(self, event: Event) -> None:
-        prepare = event.prepare
-        if prepare is None or not prepare(event):
-            return
-        event.prepare = None
-        request = event.request
-        if request is None:
-            raise RuntimeError("prepared without a request")
-        try:
-            request.bind(event.ranges)
+    @staticmethod
+    def _start(event: Event) -> None:
+        request = event.program.prepare(event.call)
+        if request is not None:
             request.infer.start_async()
-        except BaseException:
-            request.unbind()
-            event.request = None
-            raise
+            event.request = request
 
     def poll(self, event: Event) -> Polled:
         """State of the event; terminal ones stay."""
         if event.state is not PENDING:
             return event.state
-        if event.prepare is not None and not self._expired(event):
-            try:
-                self._start(event)
-            except BackendError as error:
-                log.info("submission failed before it ran: %s", error)
-                return self._end(event, Polled(EventState.FAILED, error.status))
-            except RuntimeError as error:
-                log.error("submission failed before it ran: %s", error)
-                return self._end(event, BROKEN)
         request = event.request
         if request is None:
-            return self._end(event, EXPIRED) if self._expired(event) else PENDING
+            return self._poll_unstarted(event)
         try:
             ended = request.infer.wait_for(0)
         except RuntimeError as error:
@@ -228,32 +247,42 @@ class Executor:
             return self._end(event, BROKEN)
         if ended:
             return self._end(event, self._verdict(event, request))
-        if self._expired(event):
+        if event.deadline and time.monotonic_ns() >= event.deadline:
             return self._abort(event, request, EXPIRED)
         return PENDING
 
-    @staticmethod
-    def _expired(event: Event) -> bool:
-        return event.deadline != 0 and time.monotonic_ns() >= event.deadline
+    def _poll_unstarted(self, event: Event) -> Polled:
+        if event.deadline and time.monotonic_ns() >= event.deadline:
+            return self._end(event, EXPIRED)
+        try:
+            self._start(event)
+        except BackendError as error:
+            log.info("submission failed before it ran: %s", error)
+            return self._end(event, Polled(EventState.FAILED, error.status))
+        except RuntimeError as error:
+            log.error("submission failed before it ran: %s", error)
+            return self._end(event, BROKEN)
+        return PENDING
 
-    def _verdict(self, event: Event, request: Request) -> Polled:
+    @staticmethod
+    def _verdict(event: Event, request: Request) -> Polled:
         if not request.wrote_in_place():
             log.error("the runtime did not write into the caller's memory")
             return BROKEN
         # It may have ended long before this look: the runtime's own measure says when.
-        if self._expired(event) and event.admitted + int(request.infer.latency * 1e6) >= event.deadline:
+        if event.deadline and event.admitted + int(request.infer.latency * 1e6) >= event.deadline:
             return EXPIRED
         return COMPLETE
 
     def _end(self, event: Event, state: Polled) -> Polled:
         """The native work is over: latch the state, give guards and request back."""
         event.state = state
-        event.prepare = None
         self.running.pop(event, None)
-        event.hold.release()
         request, event.request = event.request, None
         if request is not None:
-            _recycle(request)
+            event.call.finished(request)
+        else:
+            event.call.release()
         return state
 
     def _abort(self, event: Event, request: Request, state: Polled) -> Polled:
@@ -262,7 +291,7 @@ class Executor:
         event.state = state
         event.request = None
         self.running.pop(event, None)
-        self.stopping.append(Stopping(request, event.hold))
+        self.stopping.append(Stopping(request, event.call))
         return state
 
     def cancel(self, event: Event) -> bool:
@@ -283,7 +312,7 @@ class Executor:
     def start_prepared(self) -> None:
         """Start what has become ready to run."""
         for event in list(self.running):
-            if event.prepare is not None:
+            if event.request is None:
                 self.poll(event)
 
     def refresh(self) -> None:
@@ -298,12 +327,21 @@ class Executor:
         now = time.monotonic_ns()
         end = now + int(timeout * 1e9)
         spin = min(end, now + _SPIN_NS)
+        if len(self.running) == 1 and not loading:
+            request = next(iter(self.running)).request
+            while request is not None and time.monotonic_ns() < spin:
+                if request.stopped():
+                    return
         while not self._news():
             now = time.monotonic_ns()
             if now >= end or not (self.running or loading):
                 return
-            if now >= spin and self._sleep(min([end, *self._deadlines()]) - now, ready, loading):
+            if self._sleep(min([end, *self._deadlines()]) - now, ready, loading):
                 return
+
+    def preparing(self) -> bool:
+        """Whether a submission waits for its program to be made ready."""
+        return any(event.request is None for event in self.running)
 
     def _deadlines(self) -> list[int]:
         return [event.deadline for event in self.running if event.deadline]
@@ -335,19 +373,10 @@ class Executor:
             self.stopping = []
 
 
-def _recycle(request: Request) -> None:
-    """Back to its pool; a request whose program or one of whose buffers is gone is let go instead."""
-    if request.pool is None or any(buffer.freed for buffer, _ in request.bound):
-        request.unbind()
-    else:
-        request.pool.append(request)
-
-
 def _reaped(entry: Stopping) -> bool:
     if not entry.request.stopped():
         return False
-    entry.hold.release()
-    _recycle(entry.request)
+    entry.call.finished(entry.request)
     return True
 
 

@@ -15,18 +15,19 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 import openvino as ov
 
 from virtaccel.backend_openvino import compile as runtime
-from virtaccel.backend_openvino.execution import Event, Executable, Guard, Range, Request, Slot
+from virtaccel.backend_openvino.buffers import Buffer
+from virtaccel.backend_openvino.execution import Call, Executable, Guard, Range, Request, Shapes, Slot
 from virtaccel.backend_openvino.loader import Job
 from virtaccel.backend_openvino.lowering.builder import Builder, lower
 from virtaccel.backend_openvino.lowering.ranges import FLOATS, bounded
 from virtaccel.backend_openvino.lowering.registry import RECORDS, Refused
-from virtaccel.device.backend import BackendError
+from virtaccel.device.backend import BackendError, Binding
 from virtaccel.device.wire import Access, Status
 from virtaccel.tosa_graph.elements import pack
 from virtaccel.tosa_graph.flatbuffer import read
@@ -42,9 +43,8 @@ MAX_VARIANTS = 16
 """Compiled models kept for one source; the one used longest ago goes first."""
 MAX_GUARDED_BYTES = 4 << 20
 """Inputs looked through before each submission; where they are larger, programs are compiled for any input at once."""
-_MAX_IDLE = 16
-
-Shapes: TypeAlias = tuple[tuple[int, ...], ...]
+MAX_CALLS = 16
+"""Sets of bindings that one program remembers."""
 
 
 class Variant(NamedTuple):
@@ -225,18 +225,43 @@ def _refuse_unknown_operators(graph: Graph) -> None:
 
 
 class Program:
-    """A loaded program: the source, and idle requests by compiled model. `later` runs work off the loop."""
+    """A loaded program: the source, and what it was bound to lately. `later` runs work off the loop."""
 
     def __init__(self, context: object, source: Source, later: Callable[[Callable[[], Executable]], Job[Executable]]):
         self.context = context
         self.source = source
-        self.unloaded = False
-        self.in_flight = 0
         self._later = later
-        self._pools: dict[Executable, list[Request]] = {}
+        self._calls: OrderedDict[tuple[Binding, ...], Call] = OrderedDict()
+        self._spare: Request | None = None
         self._jobs: dict[Variant, Job[Executable]] = {}
 
-    def shapes(self, sizes: tuple[int, ...]) -> Shapes:
+    def call(self, bindings: Sequence[Binding]) -> Call:
+        """The program bound like this. Raises BackendError if the bindings do not fit."""
+        key = tuple(bindings)
+        call = self._calls.get(key)
+        if call is None or call.dead:
+            call = self._calls[key] = self._bound(key)
+            if len(self._calls) > MAX_CALLS:
+                self._retire()
+        elif len(self._calls) > 1:
+            self._calls.move_to_end(key)
+        return call
+
+    def _retire(self) -> None:
+        """Forget the bindings used longest ago; one idle request of theirs is kept to be bound anew."""
+        _, call = self._calls.popitem(last=False)
+        if call.idle:
+            self._spare = call.idle.popitem()[1]
+        call.let_go()
+
+    def _bound(self, bindings: tuple[Binding, ...]) -> Call:
+        ordered, reads, writes = arguments(self.source, bindings)
+        sizes = tuple([binding.bytes for binding in ordered])
+        shapes = self._shapes(sizes)
+        ranges = tuple([Range(_buffer(binding), binding.offset) for binding in ordered])
+        return Call(ranges, sizes, shapes, reads, writes)
+
+    def _shapes(self, sizes: tuple[int, ...]) -> Shapes:
         """Concrete input shapes for slots bound to ranges of these sizes (bytes). Raises BackendError INCOMPATIBLE."""
         shapes: list[tuple[int, ...]] = []
         for argument, size in zip(self.source.arguments, sizes, strict=True):
@@ -247,19 +272,28 @@ class Program:
                 shapes.append(_resolved(argument, size))
         return tuple(shapes)
 
-    def prepare(self, event: Event) -> bool:
-        """Give the event a request; False while its model is being compiled. Raises BackendError."""
-        executable = self._executable(Variant(event.shapes, True))
+    def prepare(self, call: Call) -> Request | None:
+        """A request bound to the call's ranges; None while its model is being compiled. Raises BackendError."""
+        executable = call.executable
         if executable is None:
-            return False
-        if any(slot.bytes != size for slot, size in zip(executable.slots, event.sizes, strict=True)):
-            raise BackendError(Status.INCOMPATIBLE, "an output's binding has another size than the output")
-        if executable.guards and not within(executable, event.ranges):
-            executable = self._executable(Variant(event.shapes, False))
+            executable = self._executable(Variant(call.shapes, True))
             if executable is None:
-                return False
-        event.request = self._request(executable, event.ranges)
-        return True
+                return None
+            if any(slot.bytes != size for slot, size in zip(executable.slots, call.sizes, strict=True)):
+                raise BackendError(Status.INCOMPATIBLE, "an output's binding has another size than the output")
+            call.executable = executable
+        if executable.guards and not within(executable, call.ranges):
+            executable = self._executable(Variant(call.shapes, False))
+            if executable is None:
+                return None
+        request = call.idle.pop(executable, None)
+        return request if request is not None else self._request(executable, call)
+
+    def _request(self, executable: Executable, call: Call) -> Request:
+        spare, self._spare = self._spare, None
+        request = spare if spare is not None and spare.executable is executable else Request(executable)
+        request.bind(call.ranges)
+        return request
 
     def _executable(self, variant: Variant) -> Executable | None:
         """The model, or None while it is being compiled off the loop."""
@@ -275,35 +309,58 @@ class Program:
         del self._jobs[variant]
         return job.result()
 
-    def _request(self, executable: Executable, ranges: tuple[Range, ...]) -> Request:
-        pool = self._pools.get(executable)
-        if pool is None:
-            pool = self._pools[executable] = []
-            self._prune()
-        for index, request in enumerate(pool):
-            if request.bound == ranges:
-                return pool.pop(index)
-        return pool.pop() if len(pool) >= _MAX_IDLE else Request(executable, pool)
-
-    def _prune(self) -> None:
-        """Requests of models that the source has dropped go with them."""
-        while len(self._pools) > MAX_VARIANTS:
-            self._let_go(self._pools.pop(next(iter(self._pools))))
-
-    @staticmethod
-    def _let_go(pool: list[Request]) -> None:
-        for request in pool:
-            request.unbind()
-        pool.clear()
-
     def unload(self) -> None:
         """Let idle requests go; running ones go when they end."""
-        self.unloaded = True
         for job in self._jobs.values():
             job.abandon()
-        for pool in self._pools.values():
-            self._let_go(pool)
-        self._pools.clear()
+        for call in self._calls.values():
+            call.let_go()
+        self._calls.clear()
+        self._spare = None
+
+
+def _buffer(binding: Binding) -> Buffer:
+    if not isinstance(binding.buffer, Buffer):
+        raise TypeError("a binding names something that is not a buffer of this backend")
+    return binding.buffer
+
+
+def arguments(source: Source, bindings: Sequence[Binding]) -> tuple[list[Binding], set[Buffer], set[Buffer]]:
+    """Bindings in slot order, and the buffers read and written. Raises BackendError if slots, access, alignment or
+    overlaps do not fit the program."""
+    wanted = source.arguments
+    if len(bindings) != len(wanted):
+        raise BackendError(Status.INCOMPATIBLE, f"{len(bindings)} bindings for {len(wanted)} slots")
+    by_slot = {binding.slot: binding for binding in bindings}
+    if len(by_slot) != len(wanted) or max(by_slot) >= len(wanted):
+        raise BackendError(Status.INCOMPATIBLE, f"slots {sorted(by_slot)} are not 0 to {len(wanted) - 1}")
+    ordered = [by_slot[slot] for slot in range(len(wanted))]
+    reads: set[Buffer] = set()
+    writes: set[Buffer] = set()
+    for binding, argument in zip(ordered, wanted, strict=True):
+        if binding.access != argument.access:
+            raise BackendError(Status.INVALID_ARGUMENT, f"slot {binding.slot} is bound with access {binding.access}")
+        if binding.offset % argument.alignment:
+            raise BackendError(Status.INCOMPATIBLE, f"slot {binding.slot}: offset {binding.offset} splits an element")
+        (reads if binding.access == Access.READ else writes).add(_buffer(binding))
+    if len(reads) + len(writes) < len(ordered) or not reads.isdisjoint(writes):
+        _refuse_overlap(ordered)
+    return ordered, reads, writes
+
+
+def _refuse_overlap(bindings: Sequence[Binding]) -> None:
+    """One buffer may serve several slots, but what one slot writes no other may touch."""
+    reach, written = 0, 0
+    buffer: object = None
+    for binding in sorted(bindings, key=lambda binding: (id(binding.buffer), binding.offset)):
+        if binding.buffer is not buffer:
+            buffer, reach, written = binding.buffer, 0, 0
+        writes = binding.access != Access.READ
+        if binding.offset < (reach if writes else written):
+            raise BackendError(Status.INVALID_ARGUMENT, f"slot {binding.slot} overlaps another, and one is written")
+        reach = max(reach, binding.offset + binding.bytes)
+        if writes:
+            written = max(written, binding.offset + binding.bytes)
 
 
 def within(executable: Executable, ranges: tuple[Range, ...]) -> bool:
