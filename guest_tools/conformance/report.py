@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from rich.markup import escape
 from rich.table import Table
 
 from virtaccel.guest_tools.conformance.judge import Outcome
@@ -14,6 +15,7 @@ from virtaccel.guest_tools.conformance.pool import Result
 COLUMNS = tuple(Outcome)
 _STYLES = {Outcome.PASSED: "green", Outcome.REFUSED: "yellow", Outcome.WRONG: "bold red", Outcome.CRASHED: "bold red"}
 _REASON_WIDTH = 300
+_SHORT_REASON = 60
 
 
 class Tally(NamedTuple):
@@ -48,15 +50,16 @@ def sound(summary: Tally, at_least: int) -> bool:
 def table(rows: Sequence[Tally], reasons: dict[str, Counter[str]]) -> Table:
     """Operators with their counts, and the commonest reason for what the device refuses."""
     shown = Table(box=None, pad_edge=False)
-    shown.add_column("operator")
+    shown.add_column("operator", no_wrap=True)
     for outcome in COLUMNS:
-        shown.add_column(outcome.value, justify="right")
-    shown.add_column("total", justify="right")
-    shown.add_column("refused because, mostly", overflow="ellipsis", no_wrap=True)
+        shown.add_column(outcome.value, justify="right", no_wrap=True)
+    shown.add_column("total", justify="right", no_wrap=True)
+    shown.add_column("refused because, mostly", overflow="fold")
     for row in [*rows, total(rows)]:
         cells = [_cell(outcome, row.counts[outcome]) for outcome in COLUMNS]
         common = reasons.get(row.operator, Counter()).most_common(1)
-        shown.add_row(row.operator, *cells, str(row.total), common[0][0] if common else "")
+        reason = common[0][0].removeprefix(f"{row.operator}: ")[:_SHORT_REASON] if common else ""
+        shown.add_row(row.operator, *cells, str(row.total), escape(reason))
     return shown
 
 

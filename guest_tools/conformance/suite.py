@@ -193,9 +193,9 @@ def entry_of(file: Path, folder: Path) -> Entry:
 
 
 def _types(description: dict[str, Any], details: dict[str, Any]) -> str:
-    """Element types of the variable inputs, an arrow, those of the outputs; each once."""
+    """Element types of the operands, an arrow, those of the results; each once."""
     tensors = description.get("meta", {}).get("data_gen", {}).get("tensors", {})
-    inputs = [tensor["data_type"] for tensor in tensors.values() if tensor.get("input_type") != "CONSTANT"]
+    inputs = [tensor["data_type"] for tensor in tensors.values()]
     sides = (dict.fromkeys(inputs), dict.fromkeys(details.get("output_types", ())))
     return "->".join("+".join(side) for side in sides)
 
