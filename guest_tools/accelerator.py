@@ -11,7 +11,7 @@ an accelerator made is given back when it is closed, child before parent.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TypeAlias
@@ -35,7 +35,7 @@ Model: TypeAlias = str | os.PathLike[str] | bytes | bytearray | memoryview
 ANY_USE = (
     Usage.TRANSFER_SOURCE | Usage.TRANSFER_DESTINATION | Usage.PROGRAM_INPUT | Usage.PROGRAM_OUTPUT
 )
-_ADVICE = {
+_ADVICE: dict[int, str] = {
     Status.INCOMPATIBLE: "it uses an operator, type or shape that this device does not run as TOSA defines it",
     Status.INVALID_ARGUMENT: "it is not a valid TOSA program",
     Status.UNSUPPORTED: "it takes no TOSA programs",
@@ -115,16 +115,20 @@ class Accelerator:
         if len(data) > largest:
             raise ModelError(f"{name} has {len(data)} bytes, the device takes models of up to {largest}")
         request = client.load_program(self.context, TOSA_FORMAT, target, data)
+        self._take_reasons()  # those of earlier refusals are not this one's
         try:
             return self.session.call(request)
         except DeviceError as error:
-            raise self._refused(name, error) from error
+            if error.status == Status.DEVICE_LOST:
+                raise  # says nothing about the program
+            reasons = self._take_reasons()
+            why = reasons[-1] if reasons else _ADVICE.get(error.status, "no reason given")
+            raise Refused(f"the device refuses {name}: {why} ({error})", error.status, reasons) from error
 
-    def _refused(self, name: str, error: DeviceError) -> ModelError:
-        reasons = tuple(getattr(self.session.transport, "take_reasons", tuple)())
-        advice = reasons[-1] if reasons else _ADVICE.get(Status(error.status)) if error.status in _ADVICE else None
-        text = f"the device refuses {name}: {advice or 'no reason given'} ({error})"
-        return Refused(text, error.status, reasons)
+    def _take_reasons(self) -> tuple[str, ...]:
+        """What a device in this process has logged since the last time; nothing over other transports."""
+        take: Callable[[], tuple[str, ...]] = getattr(self.session.transport, "take_reasons", tuple)
+        return take()
 
     def buffer(self, size: int, usage: Usage = ANY_USE) -> DeviceBuffer:
         """Zeroed memory on the device, `size` bytes. Raises DeviceError."""
