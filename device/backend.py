@@ -163,8 +163,9 @@ class Backend(Protocol):
     def info(self) -> DeviceInfo: ...
 
     def fileno(self) -> int | None:
-        """Descriptor (an eventfd) that becomes readable when a load finishes or an event may have turned terminal, or
-        None if nothing is ever pending. The owner of the event loop watches it; `acknowledge` makes it quiet again."""
+        """Descriptor (an eventfd) that becomes readable when a load finishes, or None if none is ever pending. The
+        owner of the event loop watches it; `acknowledge` makes it quiet again and lets the backend go on with what
+        waited. The end of a submission may be told here too, but need not: it is found by `poll_event`."""
 
     def acknowledge(self) -> None: ...
 
