@@ -254,8 +254,9 @@ class OpenVinoBackend:
         _as(program, Program).unload()
         return RELEASED
 
-    def explain(self, payload: bytes, target: tuple[int, ...]) -> list[Verdict]:
-        """What this device says of each operator of an artifact. Raises BackendError if it is refused as a whole."""
+    def explain(self, payload: bytes, target: tuple[int, ...] | None = None) -> list[Verdict]:
+        """What this device says of each operator of an artifact, for a target or the least that would do. Raises
+        BackendError if it is refused as a whole."""
         return programs.explain(payload, target, self.host)
 
     # ---- submissions

@@ -33,8 +33,8 @@ from virtaccel.tosa_graph.elements import pack
 from virtaccel.tosa_graph.flatbuffer import read
 from virtaccel.tosa_graph.graph import DType, Graph, Op, Tensor, TosaError, packed_bytes
 from virtaccel.tosa_graph.specialise import specialise
-from virtaccel.tosa_graph.target import ALL_PROFILES, Extension, Target, from_words
-from virtaccel.tosa_graph.validate import validate
+from virtaccel.tosa_graph.target import ALL_PROFILES, Extension, Target, from_words, to_words
+from virtaccel.tosa_graph.validate import required, validate
 
 log = logging.getLogger(__name__)
 
@@ -150,10 +150,15 @@ class Source:
             bounds = bounded(graph) if variant.within and _guarded_bytes(graph) <= MAX_GUARDED_BYTES else None
             model = lower(graph, bounds.tensors if bounds is not None else ())
             compiled = runtime.compile_model(model, self.host.device, self.host.tuning)
+        except (BackendError, MemoryError):
+            raise
         except (TosaError, runtime.PrecisionRefused) as error:
             raise BackendError(Status.INCOMPATIBLE, str(error)) from error
         except RuntimeError as error:
             raise BackendError(Status.INCOMPATIBLE, f"OpenVINO does not compile it: {error}") from error
+        except Exception as error:  # a fault of ours that a guest's graph has found costs that graph, not the device
+            log.exception("lowering failed")
+            raise BackendError(Status.INTERNAL_ERROR, f"lowering failed: {error}") from error
         slots = _slots(graph, compiled)
         executable = Executable(compiled, slots, _guards(slots, bounds.limit) if bounds is not None else ())
         with self._lock:
@@ -413,11 +418,16 @@ class Verdict(NamedTuple):
     how: str
 
 
-def explain(payload: bytes, target_words: tuple[int, ...], host: Host) -> list[Verdict]:
-    """A verdict for each operator of the main block, in order. Unknown dimensions are taken as 1.
+def explain(payload: bytes, target_words: tuple[int, ...] | None, host: Host) -> list[Verdict]:
+    """A verdict for each operator of the main block, in order; None stands for the least target that would do.
 
-    Raises BackendError if the artifact is refused as a whole.
+    Unknown dimensions are taken as 1. Raises BackendError if the artifact is refused as a whole.
     """
+    if target_words is None:
+        try:
+            target_words = to_words(required(read(payload)))
+        except TosaError as error:
+            raise BackendError(Status.INVALID_ARGUMENT, str(error)) from error
     graph, target = admit(payload, target_words, host)
     if any(UNKNOWN in tensor.shape for tensor in graph.inputs):
         shapes = [tuple(1 if size == UNKNOWN else size for size in tensor.shape) for tensor in graph.inputs]

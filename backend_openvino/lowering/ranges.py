@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from virtaccel.tosa_graph.elements import unpack
 from virtaccel.tosa_graph.graph import Block, DType, Graph, Op, Operator, packed_bytes
 
-LIMITS = (2.0**40, 2.0**20, 65504.0, 1024.0, 256.0)
+LIMITS = (2.0**40, 2.0**20, 2.0**15, 1024.0, 256.0)
 """Limits tried for the inputs' magnitude, widest first; the last takes bytes as they come."""
 
 FLOATS = frozenset({DType.FP32, DType.FP16, DType.BF16})

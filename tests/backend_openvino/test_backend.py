@@ -244,6 +244,7 @@ def test_explain_gives_a_verdict_for_each_operator(backend: OpenVinoBackend) -> 
     assert [verdict.op for verdict in verdicts] == [Op.CUSTOM, Op.ADD]
     assert verdicts[0].reason is not None
     assert verdicts[1].reason is None
+    assert backend.explain(adder())[-1].reason is None
 
 
 def test_inputs_beyond_the_limit_get_the_careful_model(room: EngineRoom) -> None:
