@@ -92,13 +92,15 @@ class InProcessTransport:
         limit = self.config.max_chain_descriptors
         self.ring = CommandRing(block, lambda offset, length: ((GUEST_ADDRESS + offset, length),), queue_size, limit)
         self._queue = DeviceQueue(self._memory, queue_size, *self.ring.placement, limit)
+        # The hot path goes straight to the ring. The device looks at it when something is collected.
+        self.publish: Callable[[Sequence[Part], int], int] = self.ring.publish
         self._collect = self.ring.collect
+        self._served = 0
         self._closed = False
         self._start()
 
     def _start(self) -> None:
         self.worker = Worker(self.device.engine, self._queue, _nobody_to_notify)
-        self._service = self.worker.service
 
     @property
     def device_name(self) -> str | None:
@@ -112,23 +114,16 @@ class InProcessTransport:
         self._reasons.kept.clear()
         return reasons
 
-    def publish(self, request: Sequence[Part], capacity: int) -> int:
-        """As in Transport. The device looks at the ring when something is collected."""
-        if self._closed:
-            raise TransportError("the device is closed")
-        return self.ring.publish(request, capacity)
-
     def collect(self, timeout: float | None) -> Completion | None:
         """As in Transport: runs the device as far as it gets without waiting, then waits for loads under way."""
-        completion = self._collect()
-        if completion is not None:
-            return completion
-        if self._closed:
-            raise TransportError("the device is closed")
-        try:
-            self._service()
-        except RingError as error:
-            raise TransportError(f"the device stopped the ring: {error}") from error
+        published = self.ring.published
+        if published != self._served:
+            self._served = published
+            try:
+                while self.worker.service():
+                    pass  # at most as often as the ring has room for a batch: nobody publishes meanwhile
+            except RingError as error:
+                raise TransportError(f"the device stopped the ring: {error}") from error
         completion = self._collect()
         if completion is not None or timeout == 0:
             return completion
@@ -152,6 +147,7 @@ class InProcessTransport:
         """Close the device and its backend. May be called twice."""
         if not self._closed:
             self._closed = True
+            self.publish = _publish_closed
             self.device.close()
 
     def _wait(self, timeout: float | None) -> Completion | None:
@@ -169,6 +165,10 @@ class InProcessTransport:
             completion = self._collect()
             if completion is not None:
                 return completion
+
+
+def _publish_closed(request: Sequence[Part], capacity: int) -> int:
+    raise TransportError("the device is closed")
 
 
 def _nobody_to_notify() -> None:

@@ -79,10 +79,21 @@ class CommandRing:
     """One command queue over `block` (writable, `block_bytes(...)` long), which the device sees as `locate` says.
 
     The ring and each small slot must be contiguous for the device: they are never more than `locate` of their page
-    yields. `max_chain_descriptors` is the device's limit.
+    yields. `max_chain_descriptors` is the device's limit. `published` counts commands, for whoever has to be told.
     """
 
-    __slots__ = ("_block", "_free", "_issued", "_limit", "_locate", "_pages", "_slots", "placement", "queue")
+    __slots__ = (
+        "_block",
+        "_free",
+        "_issued",
+        "_limit",
+        "_locate",
+        "_pages",
+        "_slots",
+        "placement",
+        "published",
+        "queue",
+    )
 
     def __init__(self, block: memoryview, locate: Locate, queue_size: int, max_chain_descriptors: int) -> None:
         self._block = block
@@ -99,6 +110,7 @@ class CommandRing:
         self._pages = Pages(bulk, len(block))
         self._free = list(reversed(self._slots))
         self._issued: list[_Slot | None] = [None] * queue_size
+        self.published = 0
 
     def _slot(self, start: int) -> _Slot:
         ((address, _),) = self._locate(start, SLOT_BYTES)
@@ -108,27 +120,23 @@ class CommandRing:
     def publish(self, request: Sequence[Part], capacity: int) -> int:
         """Copy the frame into the block and make the chain available; returns its head. Raises Backpressure, and
         TransportError for a frame that can never fit. Whether to kick is the caller's business."""
-        size = 0
-        for part in request:
-            size += len(part)
+        size = len(request[0]) if len(request) == 1 else sum(map(len, request))
         if size > SLOT_REQUEST_BYTES or capacity > SLOT_RESPONSE_BYTES:
             return self._publish_large(request, size, capacity)
         if not self._free:
             raise Backpressure("no free slot")
         slot = self._free.pop()
-        position, block = slot.start, self._block
-        for part in request:
-            end = position + len(part)
-            block[position:end] = part
-            position = end
+        start, request_address, response_address, _, _ = slot
+        self._block[start : start + size] = request[0] if len(request) == 1 else b"".join(request)
         try:
-            head = self.queue.publish(((slot.request_address, size),), ((slot.response_address, capacity),))
+            head = self.queue.publish(((request_address, size),), ((response_address, capacity),))
         except Backpressure:
             self._free.append(slot)
             raise
         except DeviceMisbehaved as error:
             raise TransportError(f"the device broke the ring: {error}") from error
         self._issued[head] = slot
+        self.published += 1
         return head
 
     def _publish_large(self, request: Sequence[Part], size: int, capacity: int) -> int:
@@ -157,6 +165,7 @@ class CommandRing:
         except DeviceMisbehaved as error:
             raise TransportError(f"the device broke the ring: {error}") from error
         self._issued[head] = _Slot(start, 0, 0, self._block[answer : answer + capacity], taken)
+        self.published += 1
         return head
 
     def collect(self) -> Completion | None:

@@ -259,10 +259,11 @@ def test_commands_after_close_fail(rig: Open) -> None:
 def test_device_that_breaks_the_ring_is_noticed(rig: Open) -> None:
     one = rig()
     one.session.start(one.client.create_context())
+    one.transport.worker.service()
     used = one.transport.ring.placement.used - one.transport.ring.placement.descriptors
     block = one.transport._memory.regions[0].view
     last = int.from_bytes(block[used + 2 : used + 4], "little")
-    block[used + 2 : used + 4] = (last + 3).to_bytes(2, "little")
+    block[used + 2 : used + 4] = (last + 2).to_bytes(2, "little")
     with pytest.raises(TransportError, match="broke the ring"):
         one.session.finish(0)
     one.session.reset()
