@@ -6,6 +6,7 @@ from virtaccel.backend_openvino.lowering import convolution as convolution
 from virtaccel.backend_openvino.lowering import data as data
 from virtaccel.backend_openvino.lowering import elementwise as elementwise
 from virtaccel.backend_openvino.lowering import integer as integer
+from virtaccel.backend_openvino.lowering import integer_convolution as integer_convolution
 from virtaccel.backend_openvino.lowering import reduce as reduce
 from virtaccel.backend_openvino.lowering import rescale as rescale
 from virtaccel.backend_openvino.lowering import resize as resize

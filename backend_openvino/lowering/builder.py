@@ -17,6 +17,7 @@ from virtaccel.backend_openvino.lowering.numbers import (
     ELEMENT_TYPES,
     constant_node,
     fold,
+    node_shape,
     packed_node,
 )
 from virtaccel.backend_openvino.lowering.registry import RECORDS, Array, Layout, Refused, Site, Value
@@ -201,7 +202,7 @@ class Builder:
         """Go on after a refusal, as if the operator's results were inputs: only to learn of the other operators."""
         for name in operator.outputs:
             tensor = self.block.tensors[name]
-            node = ops.parameter(list(tensor.shape), ELEMENT_TYPES[tensor.dtype])
+            node = ops.parameter(node_shape(tensor.shape, tensor.dtype), ELEMENT_TYPES[tensor.dtype])
             self.values[name] = self.value(node, tensor.dtype, tensor.shape)
 
     # ---- inputs and outputs
@@ -213,7 +214,7 @@ class Builder:
         for name in self.block.inputs:
             tensor = self.block.tensors[name]
             element = ov.Type.i16 if name in passed else ELEMENT_TYPES[tensor.dtype]
-            node = ops.parameter(list(tensor.shape), element, name=f"in{len(nodes)}")
+            node = ops.parameter(node_shape(tensor.shape, tensor.dtype), element, name=f"in{len(nodes)}")
             self._set(name, self.value(node, tensor.dtype, tensor.shape))
             nodes.append(node)
         return nodes

@@ -43,7 +43,7 @@ def _ints(site: Site, name: str) -> list[int]:
     return list(value) if isinstance(value, tuple) and all(isinstance(item, int) for item in value) else []
 
 
-def _window(site: Site) -> Window:
+def window_of(site: Site) -> Window:
     pad = _ints(site, "pad")
     stride = _ints(site, "stride")
     dilation = _ints(site, "dilation") or [1] * len(stride)
@@ -92,7 +92,7 @@ def _weights(site: Site, value: Value, order: Layout, shape: list[int]) -> ov.Ou
     """Weights with TOSA's axes in `order`, then seen as `shape`, in FP32."""
     if value.constant is not None:
         return _constant(np.transpose(value.constant, order).reshape(shape))
-    return _reshaped(_widened(site.builder.to_layout(value, order), value.dtype), shape)
+    return reshaped(_widened(site.builder.to_layout(value, order), value.dtype), shape)
 
 
 def _biased(site: Site, node: ov.Output, bias: Value, rank: int) -> ov.Output:
@@ -100,7 +100,7 @@ def _biased(site: Site, node: ov.Output, bias: Value, rank: int) -> ov.Output:
     shape = [1, bias.shape[0]] + [1] * (rank - 2)
     if bias.constant is None:
         wide = _widened(site.builder.tosa(bias), bias.dtype)
-        return ops.add(node, _reshaped(wide, shape)).output(0)
+        return ops.add(node, reshaped(wide, shape)).output(0)
     if not np.any(bias.constant):
         return node
     return ops.add(node, _constant(bias.constant.reshape(shape))).output(0)
@@ -115,7 +115,7 @@ def _result(site: Site, node: ov.Output, layout: Layout, exact: bool = False) ->
 # ---- PAD in front of a window
 
 
-def _without_pad(site: Site, window: Window, admitted: float | None) -> tuple[Value, Window]:
+def without_pad(site: Site, window: Window, admitted: float | None) -> tuple[Value, Window]:
     """The operand and window with a PAD operator in front made part of the window's own padding, where that PAD only
     touches spatial axes and its constant is `admitted` (None: nothing is)."""
     value = _operand(site, 0)
@@ -148,11 +148,11 @@ def _as_product(site: Site, window: Window) -> tuple[Value, ...] | None:
     single = all(size == 1 for size in (*value.shape[1:-1], *weight.shape[1:-1]))
     if not single or any(window.begin) or any(window.end):
         return None
-    flat = _reshaped(value.output, [batch, value.shape[-1]])
+    flat = reshaped(value.output, [batch, value.shape[-1]])
     kernel = _weights(site, weight, axes.identity(len(weight.shape)), [out_channels, weight.shape[-1]])
     product = ops.matmul(_widened(flat, value.dtype), kernel, False, True).output(0)
     total = _biased(site, product, bias, 2)
-    shaped = _reshaped(total, list(site.out_shapes[0]))
+    shaped = reshaped(total, list(site.out_shapes[0]))
     return _result(site, shaped, axes.identity(len(value.shape)))
 
 
@@ -160,7 +160,7 @@ def _convolution(site: Site) -> tuple[Value, ...]:
     """CONV2D and CONV3D: [N, (D,) H, W, IC] by [OC, (KD,) KH, KW, IC]."""
     _no_zero_points(site, 3, 4)
     weight, bias = _operand(site, 1), _operand(site, 2)
-    value, window = _without_pad(site, _window(site), 0.0 if _finite(weight) else None)
+    value, window = without_pad(site, window_of(site), 0.0 if _finite(weight) else None)
     product = _as_product(site, window)
     if product is not None:
         return product
@@ -176,7 +176,7 @@ def _depthwise(site: Site) -> tuple[Value, ...]:
     """DEPTHWISE_CONV2D: [N, H, W, C] by [KH, KW, C, M]; output channel c * M + m."""
     _no_zero_points(site, 3, 4)
     weight, bias = _operand(site, 1), _operand(site, 2)
-    value, window = _without_pad(site, _window(site), 0.0 if _finite(weight) else None)
+    value, window = without_pad(site, window_of(site), 0.0 if _finite(weight) else None)
     height, width, channels, multiplier = weight.shape
     data = _widened(site.builder.to_layout(value, axes.NCHW), value.dtype)
     kernel = _weights(site, weight, (2, 3, 0, 1), [channels, multiplier, 1, height, width])
@@ -199,7 +199,7 @@ def _transpose_convolution(site: Site) -> tuple[Value, ...]:
         data, kernel, stride, pads_begin=crop[0::2], pads_end=crop[1::2], dilations=[1, 1]
     ).output(0)
     if any(grow):
-        node = _padded(node, [0, 0, *grow[1::2]], [0, 0, *grow[0::2]])
+        node = padded(node, [0, 0, *grow[1::2]], [0, 0, *grow[0::2]])
     return _result(site, _biased(site, node, bias, 4), axes.NCHW)
 
 
@@ -209,9 +209,9 @@ def _transpose_convolution(site: Site) -> tuple[Value, ...]:
 def _average(site: Site) -> tuple[Value, ...]:
     """AVG_POOL2D, padding not counted; a PAD in front counts, and is made the pool's own where the pool has none."""
     _no_zero_points(site, 1, 2)
-    window, kernel = _window(site), _ints(site, "kernel")
+    window, kernel = window_of(site), _ints(site, "kernel")
     own = any(window.begin) or any(window.end)
-    value, window = _without_pad(site, window, None if own else 0.0)
+    value, window = without_pad(site, window, None if own else 0.0)
     data = _widened(site.builder.to_layout(value, axes.NCHW), value.dtype)
     node = ops.avg_pool(data, window.stride, window.begin, window.end, kernel, exclude_pad=own, rounding_type="floor")
     return _result(site, node.output(0), axes.NCHW)
@@ -225,11 +225,11 @@ def _max_nodes(data: ov.Output, window: Window, kernel: list[int]) -> ov.Output:
 
 def _maximum(site: Site) -> tuple[Value, ...]:
     """MAX_POOL2D of numbers; see `_exceptional` for NaN and infinity."""
-    window, kernel = _window(site), _ints(site, "kernel")
+    window, kernel = window_of(site), _ints(site, "kernel")
     value = _operand(site, 0)
     data = ops.convert(site.builder.to_layout(value, axes.NCHW), ov.Type.f32).output(0)
     pooled = _max_nodes(data, window, kernel)
-    if value.dtype is not DType.INT8 and site.builder.may_be_nan(value):
+    if value.dtype in _NARROWED and site.builder.may_be_nan(value):
         pooled = _exceptional(site, data, pooled, window, kernel)
     return _result(site, pooled, axes.NCHW, exact=True)
 
@@ -275,11 +275,11 @@ def _integer_matmul(site: Site) -> tuple[Value, ...]:
     if parts == 1:
         total = ops.convert(ops.matmul(nodes[0], nodes[1], False, False), ov.Type.i32).output(0)
     else:
-        total = _product_in_parts(nodes[0], nodes[1], step, parts)
+        total = product_in_parts(nodes[0], nodes[1], step, parts)
     return (site.builder.value(total, DType.INT32, site.out_shapes[0]),)
 
 
-def _product_in_parts(left: ov.Output, right: ov.Output, step: int, parts: int) -> ov.Output:
+def product_in_parts(left: ov.Output, right: ov.Output, step: int, parts: int) -> ov.Output:
     """[N, H, C] by [N, C, W] as a batch of parts, each at most `step` deep, added pairwise as INT32."""
     batch, height, depth = left.get_shape()
     width = right.get_shape()[2]
@@ -287,23 +287,23 @@ def _product_in_parts(left: ov.Output, right: ov.Output, step: int, parts: int) 
     step = -(-depth // parts)
     missing = parts * step - depth
     if missing:
-        left = _padded(left, [0, 0, missing])
-        right = _padded(right, [0, missing, 0])
-    lefts = ops.transpose(_reshaped(left, [batch, height, parts, step]), np.array([2, 0, 1, 3], np.int64))
-    rights = ops.transpose(_reshaped(right, [batch, parts, step, width]), np.array([1, 0, 2, 3], np.int64))
+        left = padded(left, [0, 0, missing])
+        right = padded(right, [0, missing, 0])
+    lefts = ops.transpose(reshaped(left, [batch, height, parts, step]), np.array([2, 0, 1, 3], np.int64))
+    rights = ops.transpose(reshaped(right, [batch, parts, step, width]), np.array([1, 0, 2, 3], np.int64))
     total = ops.convert(ops.matmul(lefts, rights, False, False), ov.Type.i32).output(0)
     while parts > 1:
         first, second = ops.split(total, 0, 2).outputs()
         total = ops.add(first, second).output(0)
         parts //= 2
-    return _reshaped(total, [batch, height, width])
+    return reshaped(total, [batch, height, width])
 
 
-def _reshaped(node: ov.Output, shape: list[int]) -> ov.Output:
+def reshaped(node: ov.Output, shape: list[int]) -> ov.Output:
     return ops.reshape(node, np.array(shape, np.int64), special_zero=False).output(0)
 
 
-def _padded(node: ov.Output, end: list[int], begin: list[int] | None = None) -> ov.Output:
+def padded(node: ov.Output, end: list[int], begin: list[int] | None = None) -> ov.Output:
     first = np.array(begin or [0] * len(end), np.int64)
     return ops.pad(node, first, np.array(end, np.int64), "constant", _scalar(0.0)).output(0)
 
@@ -321,7 +321,9 @@ register(
         Op.TRANSPOSE_CONV2D, _CONVOLUTIONS, _transpose_convolution, "ConvolutionBackpropData, channels first", False
     ),
     Record(Op.AVG_POOL2D, _POOLS, _average, "AvgPool without its padding, channels first", False),
-    Record(Op.MAX_POOL2D, _POOLS | {(DType.INT8,)}, _maximum, "MaxPool, and a pooled mask of NaNs", True),
+    Record(
+        Op.MAX_POOL2D, _POOLS | {(DType.INT8,), (DType.INT16,)}, _maximum, "MaxPool, and a pooled mask of NaNs", True
+    ),
     Record(
         Op.MATMUL,
         frozenset(

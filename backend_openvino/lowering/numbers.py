@@ -7,7 +7,7 @@ TOSA 1.0, section 1.8 (number formats).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import openvino as ov
@@ -23,7 +23,7 @@ ELEMENT_TYPES: dict[DType, ov.Type] = {
     DType.INT8: ov.Type.i8,
     DType.INT16: ov.Type.i16,
     DType.INT32: ov.Type.i32,
-    DType.INT48: ov.Type.i64,
+    DType.INT48: ov.Type.i16,  # three words, see int48.py
     DType.SHAPE: ov.Type.i64,
     DType.FP32: ov.Type.f32,
     DType.FP16: ov.Type.f16,
@@ -36,8 +36,16 @@ _PACKED_ONLY = frozenset({DType.INT4, DType.BF16, DType.FP8E4M3, DType.FP8E5M2})
 """Types that numpy does not have."""
 
 
+def node_shape(shape: Sequence[int], dtype: DType) -> list[int]:
+    """Shape of the node that holds a tensor of this shape."""
+    return [*shape, 3] if dtype is DType.INT48 else list(shape)
+
+
 def constant_node(array: Array, dtype: DType) -> ov.Output:
     """A Constant that holds `array` (in its own axis order) in the element type of `dtype`."""
+    if dtype is DType.INT48:
+        words = np.frombuffer(pack(array, dtype), np.int16).reshape(node_shape(array.shape, dtype))
+        return ops.constant(words).output(0)
     if dtype not in _PACKED_ONLY:
         return ops.constant(np.ascontiguousarray(array).reshape(array.shape), ELEMENT_TYPES[dtype]).output(0)
     return packed_node(pack(array, dtype), array.shape, dtype)

@@ -70,6 +70,9 @@ def _interpolated(site: Site, value: Value, grids: tuple[Grid, Grid]) -> Value |
         return None
     if any(grid.size * grid.numerator // grid.denominator != grid.out_size for grid in grids):
         return None
+    # The node leaves out neighbours of weight 0, which in TOSA still spoil the result if they are NaN or infinite.
+    if site.builder.may_be_nan(value) and any(np.any(grid.neighbours()[2] == 0) for grid in grids):
+        return None
     scales = f32([grid.numerator / grid.denominator for grid in grids])
     layout = (0, 3, 1, 2)
     node = ops.interpolate(
