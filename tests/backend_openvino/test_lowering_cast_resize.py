@@ -138,6 +138,22 @@ def test_bilinear_resize_stays_within_its_bound(dtype: DType, name: str) -> None
 
 
 @pytest.mark.parametrize("name", GRIDS)
+def test_bilinear_resize_spreads_nan_as_far_as_the_reference_does(name: str) -> None:
+    shape, *grid = _grid(name)
+    x = np.random.default_rng(46).uniform(-4, 4, shape).astype(np.float32)
+    x[0, 2, 3, 0], x[0, 0, 4, 2], x[0, 0, 0, 1], x[0, -1, -1, 2] = np.nan, np.nan, np.inf, -np.inf
+    tosa = resize(shape, DType.FP32, ResizeMode.BILINEAR, *grid)
+    got, expected = run(tosa, [x])[0], reference(tosa, [x])[0]
+    assert np.array_equal(np.isnan(got), np.isnan(expected))
+    odd = np.isinf(expected)
+    assert np.array_equal(got[odd], expected[odd])
+    # With finite operands, which a caller may vouch for, one node samples the same grids.
+    x = np.random.default_rng(47).uniform(-4, 4, shape).astype(np.float32)
+    finite, expected = run(tosa, [x], bounded=["in0"])[0], reference(tosa, [x])[0].astype(np.float64)
+    assert not violations(finite, expected, absolute(finite.dtype, np.array(4.0), 20)).any()
+
+
+@pytest.mark.parametrize("name", GRIDS)
 @pytest.mark.parametrize("dtype", [DType.FP32, DType.FP16, DType.INT8, DType.INT16], ids=lambda dtype: dtype.name)
 def test_nearest_resize_picks_the_very_element(dtype: DType, name: str) -> None:
     shape, *grid = _grid(name)
