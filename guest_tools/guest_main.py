@@ -1,6 +1,7 @@
 """The one-file guest program: `python3 virtaccel-guest.pyz info|run|serve`, on a bare python3 inside a guest.
 
-Knows arguments and what to print. Exit status: 0 good, 1 a check failed, 2 bad input or no device, 3 the device was lost.
+Knows arguments and what to print. Exit status: 0 good, 1 a check failed, 2 bad input or no device, 3 the device was
+lost.
 """
 
 from __future__ import annotations

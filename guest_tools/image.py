@@ -1,10 +1,11 @@
 """The guest's initial file system: busybox, a bare python3, a few kernel modules, and what one run brings along.
 
-Knows: the cpio "newc" format (Linux: Documentation/driver-api/early-userspace/buffer-format.rst) and where Debian puts files.
-Does not know: QEMU's command line, the device, the protocol.
+Knows: the cpio "newc" format (Linux: Documentation/driver-api/early-userspace/buffer-format.rst) and where Debian
+puts files. Does not know: QEMU's command line, the device, the protocol.
 
-The kernel unpacks several archives written one after the other, so the base archive is built once and cached, and a run only
-appends its own small one (guest program, model, inputs). Nothing is compressed: under emulation, inflating costs more than it saves.
+The kernel unpacks several archives written one after the other, so the base archive is built once and cached, and a
+run only appends its own small one (guest program, model, inputs). Nothing is compressed: under emulation, inflating
+costs more than it saves.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ UNWANTED_LIBRARY = re.compile(
     r"|^(turtle|antigravity|this|doctest|pdb|pydoc|smtplib|imaplib|ftplib|mailbox|poplib|ssl|_pydecimal|pickletools)\.py$"
     r"|^_(test|xxtest|sqlite3|dbm|ssl|hashlib|curses|codecs_|multibyte|interp|decimal|asyncio)|^xx|^readline|^_sysconfig"
 )
-SETTLE_TIMEOUT_S = 120.0
+PREPARE_TIMEOUT_S = 120.0
 
 INIT = f"""#!/bin/busybox sh
 # First program of the guest: mount, load modules, then the guest program on the virtio port or a shell on the console.
@@ -42,7 +43,6 @@ INIT = f"""#!/bin/busybox sh
 /bin/busybox mount -t sysfs sysfs /sys
 /bin/busybox mount -t tmpfs tmpfs /tmp
 export PATH=/usr/bin:/bin HOME=/root PYTHONDONTWRITEBYTECODE=1 TERM=linux PYTHON_BASIC_REPL=1
-/bin/busybox cat /proc/sys/kernel/random/boot_id > /tmp/boot
 for module in uio uio_pci_generic; do insmod /lib/modules/$module.ko.xz || echo "init: no module $module"; done
 mode=shell
 for word in $(cat /proc/cmdline); do case "$word" in virtaccel.mode=*) mode=${{word#*=}};; esac; done
@@ -63,7 +63,8 @@ poweroff -f
 
 
 class Archive:
-    """A cpio "newc" archive under construction. Paths are absolute in the guest; folders above a file are added by themselves."""
+    """A cpio "newc" archive under construction. Paths are absolute in the guest; folders above a file are added by
+    themselves."""
 
     def __init__(self) -> None:
         self._out = io.BytesIO()
@@ -171,7 +172,8 @@ def _add_busybox(archive: Archive, sysroot: Sysroot) -> None:
 
 
 def _add_python(archive: Archive, sysroot: Sysroot, scratch: Path) -> None:
-    """The interpreter, its library compiled ahead (compiling under emulation takes seconds), and the shared objects they need."""
+    """The interpreter, its library compiled ahead (compiling under emulation takes seconds), and the shared objects
+    they need."""
     program = sysroot.root / "usr/bin" / PYTHON
     library = scratch / "usr/lib" / PYTHON
 
@@ -181,7 +183,18 @@ def _add_python(archive: Archive, sysroot: Sysroot, scratch: Path) -> None:
     shutil.copytree(
         sysroot.root / "usr/lib" / PYTHON, library, symlinks=False, ignore=unwanted, ignore_dangling_symlinks=True
     )
-    compile_all = ["-m", "compileall", "-q", "-b", "--invalidation-mode", "unchecked-hash", "-s", str(scratch), "-p", "/"]
+    compile_all = [
+        "-m",
+        "compileall",
+        "-q",
+        "-b",
+        "--invalidation-mode",
+        "unchecked-hash",
+        "-s",
+        str(scratch),
+        "-p",
+        "/",
+    ]
     environment = {**os.environ, "PYTHONHOME": str(sysroot.root / "usr")}
     environment.pop("PYTHONPATH", None)
     _output([*sysroot.program(f"usr/bin/{PYTHON}"), "-S", *compile_all, str(library)], environment)
@@ -209,7 +222,7 @@ def _add_shared_objects(archive: Archive, sysroot: Sysroot, programs: Iterable[P
 
 def _output(command: list[str], environment: Mapping[str, str] | None = None) -> str:
     done = subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SETTLE_TIMEOUT_S, env=environment
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PREPARE_TIMEOUT_S, env=environment
     )
     if done.returncode != 0:
         raise QemuUnavailable(

@@ -2,10 +2,10 @@
 
 Knows: apt, dpkg and a cache folder. Does not know: images, devices, the daemon.
 
-Distribution releases of QEMU before 11.1 have no vhost-user device that a user may create for an arbitrary virtio ID, so the
-one from Debian's `trixie-backports` is unpacked into a private folder and run through that folder's own dynamic loader: it
-needs nothing from the machine's libraries, and nothing on the machine changes. Where the archives come from is taken from the
-machine's own apt configuration; its signatures are checked by apt as always.
+Distribution releases of QEMU before 11.1 have no vhost-user device that a user may create for an arbitrary virtio ID,
+so the one from Debian's `trixie-backports` is unpacked into a private folder and run through that folder's own
+dynamic loader: it needs nothing from the machine's libraries, and nothing on the machine changes. Where the archives
+come from is taken from the machine's own apt configuration; its signatures are checked by apt as always.
 """
 
 from __future__ import annotations
@@ -252,8 +252,8 @@ def _run(command: list[str], timeout: float) -> str:
 def accelerator(sysroot: Sysroot, progress: Progress = silent) -> str:
     """`kvm` where a guest's first code really runs under it, `tcg` otherwise. Remembered until the machine reboots.
 
-    A /dev/kvm that opens is no proof: some hosts accept the VM and then never execute it. So the kernel is started under
-    KVM and has six seconds to print its first line.
+    A /dev/kvm that opens is no proof: some hosts accept the VM and then never execute it. So the kernel is started
+    under KVM and has six seconds to print its first line.
     """
     if not os.access("/dev/kvm", os.R_OK | os.W_OK):
         return "tcg"

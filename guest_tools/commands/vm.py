@@ -1,7 +1,8 @@
-"""`virtaccel vm`: a guest of our own with the device in it: run a model there, open a shell, or print how to pair by hand.
+"""`virtaccel vm`: a guest of our own with the device in it: run a model there, open a shell, or print how to pair by
+hand.
 
-Knows options and what to print; guest_tools.vm does the work. Exit status of `run` is the guest program's: 0 good, 1 a check
-failed, 2 bad input, 3 the device was lost.
+Knows options and what to print; guest_tools.vm does the work. Exit status of `run` is the guest program's: 0 good, 1
+a check failed, 2 bad input, 3 the device was lost.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Arrays for a Python that has no numpy: .npy and .npz files, and comparing what came back with what should have.
 
-Knows the npy format (NumPy Enhancement Proposal 1). Data are little-endian bytes in C order; nothing is computed on them but
-the comparison.
+Knows the npy format (NumPy Enhancement Proposal 1). Data are little-endian bytes in C order; nothing is computed on
+them but the comparison.
 """
 
 from __future__ import annotations
@@ -125,7 +125,8 @@ def write_npz(path: Path, arrays: Mapping[str, Array]) -> None:
 def compare(got: bytes, expected: Array, tolerance: float = 0.0) -> Difference:
     """The worst difference between `got` (bytes of the same element type) and `expected`.
 
-    Floats may differ by 1e-4 of the largest expected magnitude plus 1e-5, integers by `tolerance`. A NaN equals a NaN only.
+    Floats may differ by 1e-4 of the largest expected magnitude plus 1e-5, integers by `tolerance`. A NaN equals a NaN
+    only.
     """
     if len(got) != len(expected.data):
         return Difference(0, math.inf, 0.0)

@@ -12,6 +12,8 @@ import io
 import json
 import os
 import platform
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +22,7 @@ from typing import Any
 from virtaccel.guest_tools.client import Buffer, ClientError, DeviceError, Event, status_name
 from virtaccel.guest_tools.guest.arrays import Array, ArrayError, compare, read_npz
 from virtaccel.guest_tools.guest.model import Lane, Model, ModelError
+from virtaccel.guest_tools.pci.function import COMMAND, COMMAND_MASTER, DEVICES, choose
 from virtaccel.guest_tools.pci.transport import PciTransport, open_pci
 from virtaccel.guest_tools.session import Session
 from virtaccel.guest_tools.transport.base import TransportError
@@ -104,6 +107,20 @@ class Remote:
             "text": text.getvalue(),
             "files": {name: base64.b64encode(path.read_bytes()).decode() for name, path in found.items()},
         }
+
+    def killed(self, argv: list[str], seconds: float) -> Fields:
+        """The guest program in a process of its own, killed after so long: was it running, and is its function still
+        a bus master?"""
+        self.close()
+        child = subprocess.Popen(
+            [sys.executable, sys.argv[0], *argv], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        time.sleep(seconds)
+        running = child.poll() is None
+        child.kill()
+        child.wait()
+        command = (DEVICES / choose(None) / "config").read_bytes()[COMMAND]
+        return {"running": running, "master": bool(command & COMMAND_MASTER)}
 
     def open(self, **options: Any) -> Fields:
         """Take the function over (options as open_pci's)."""
@@ -243,6 +260,7 @@ OPERATIONS: dict[str, Callable[..., Fields]] = {
     name: getattr(Remote, name)
     for name in [
         "program",
+        "killed",
         "open",
         "close",
         "reset",

@@ -1,4 +1,5 @@
-"""A user-space driver for the PCI function inside a guest: `PciTransport`, for a kernel that has never heard of the device.
+"""A user-space driver for the PCI function inside a guest: `PciTransport`, for a kernel that has never heard of the
+device.
 
     capabilities   config space bytes -> windows (sans-IO)
     function       sysfs: find, unbind, enable, map
@@ -7,8 +8,8 @@
     interrupt      uio_pci_generic, or polling that goes to sleep
     transport      the ring and the frames
 
-Standard library only: this runs on a bare python3. It needs root, because mapping PCI resources, reading physical addresses
-and locking memory do.
+Standard library only: this runs on a bare python3. It needs root, because mapping PCI resources, reading physical
+addresses and locking memory do.
 """
 
 from __future__ import annotations

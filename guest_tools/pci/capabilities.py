@@ -1,7 +1,8 @@
 """The modern virtio windows of a PCI function, read from its configuration space (virtio 1.3, section 4.1.4).
 
-Sans-IO: bytes in, windows out. The function is not trusted: the capability list may loop or point anywhere, a window may lie
-outside its BAR; every offset is checked before it is used, and whoever maps the windows never looks at the bytes again.
+Sans-IO: bytes in, windows out. The function is not trusted: the capability list may loop or point anywhere, a window
+may lie outside its BAR; every offset is checked before it is used, and whoever maps the windows never looks at the
+bytes again.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ class Windows(NamedTuple):
 def parse(space: bytes, bars: Sequence[Bar]) -> Windows:
     """Read the capability list of `space` (256 bytes at least) against the BARs of the function.
 
-    Of several capabilities of one type the first that this driver can map is taken, as 4.1.4.1 asks. Raises CapabilityError.
+    Of several capabilities of one type the first that this driver can map is taken, as 4.1.4.1 asks. Raises
+    CapabilityError.
     """
     found: dict[int, Window] = {}
     refused: dict[int, str] = {}

@@ -2,11 +2,11 @@
 
 Knows mmap flags, /proc/self/pagemap, hugetlb and page pinning. Does not know rings or frames.
 
-A locked page stays in memory, but that is not enough: the kernel may still *move* it (compaction, NUMA balancing, memory
-hot-unplug), and then the device would write into somebody else's page. Two things stop that. Huge pages from the hugetlb pool are
-left alone by compaction and balancing, and they are contiguous over 2 MiB. A long-term pin, as an io_uring takes on registered
-buffers, forbids moving any page. Huge pages are used where they can be had, and pinned too where possible; ordinary pages are
-used only when they can be pinned, and refused otherwise.
+A locked page stays in memory, but that is not enough: the kernel may still *move* it (compaction, NUMA balancing,
+memory hot-unplug), and then the device would write into somebody else's page. Two things stop that. Huge pages from
+the hugetlb pool are left alone by compaction and balancing, and they are contiguous over 2 MiB. A long-term pin, as
+an io_uring takes on registered buffers, forbids moving any page. Huge pages are used where they can be had, and
+pinned too where possible; ordinary pages are used only when they can be pinned, and refused otherwise.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class DmaError(TransportError):
 
 
 class DmaMemory:
-    """`size` bytes, zeroed. `view` is this process's side; `segments` gives the device's. `kind` says how it is held."""
+    """`size` bytes, zeroed. `view` is this process's side; `segments` gives the device's. `kind` says how it is
+    held."""
 
     def __init__(self, mapped: mmap.mmap, page: int, kind: str, pin: int, give_back: Callable[[], None]) -> None:
         self._map = mapped
@@ -61,7 +62,8 @@ class DmaMemory:
         return self._page
 
     def segments(self, offset: int, length: int) -> list[tuple[int, int]]:
-        """(physical address, bytes) of a range, neighbours joined. `offset` and `length` are ours, never the device's."""
+        """(physical address, bytes) of a range, neighbours joined. `offset` and `length` are ours, never the
+        device's."""
         page, frames = self._page, self._frames
         runs: list[tuple[int, int]] = []
         end = offset + length
@@ -133,8 +135,8 @@ def _ordinary(size: int) -> DmaMemory:
     if pin < 0:
         mapped.close()
         raise DmaError(
-            "no huge pages (write to /proc/sys/vm/nr_hugepages), and this kernel cannot pin ordinary ones (io_uring is off), "
-            "so the device's memory could be moved under it"
+            "no huge pages (write to /proc/sys/vm/nr_hugepages), and this kernel cannot pin ordinary ones (io_uring is "
+            "off), so the device's memory could be moved under it"
         )
     return DmaMemory(mapped, SMALL_PAGE, "ordinary pages, locked and pinned", pin, _nothing)
 

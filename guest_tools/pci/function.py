@@ -1,6 +1,7 @@
 """One PCI function through sysfs: find it, take it from the kernel's driver, enable it, map its memory.
 
-Knows /sys/bus/pci (Linux: Documentation/ABI/testing/sysfs-bus-pci). Does not know virtio beyond the IDs that name a function.
+Knows /sys/bus/pci (Linux: Documentation/ABI/testing/sysfs-bus-pci). Does not know virtio beyond the IDs that name a
+function.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ def choose(address: str | None, virtio_id: int = DEFAULT_VIRTIO_ID) -> str:
         return full
     if not found:
         raise PciError(
-            f"no PCI function {VIRTIO_VENDOR:04x}:{MODERN_BASE + virtio_id:04x} here; if the VMM gives the device another "
-            "virtio ID, say which"
+            f"no PCI function {VIRTIO_VENDOR:04x}:{MODERN_BASE + virtio_id:04x} here; if the VMM gives the device "
+            "another virtio ID, say which"
         )
     if len(found) > 1:
         raise PciError(f"several functions: {', '.join(found)}; say which one")
@@ -97,7 +98,8 @@ class Function:
             return False
 
     def take(self, *, interrupts: bool) -> Path | None:
-        """Unbind whatever driver holds the function; with `interrupts`, bind uio_pci_generic and return its device node.
+        """Unbind whatever driver holds the function; with `interrupts`, bind uio_pci_generic and return its device
+        node.
 
         Returns None where there is no such driver or it does not take the function: then polling has to do.
         """

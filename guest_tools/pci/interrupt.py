@@ -1,8 +1,8 @@
 """Waiting for the device: an INTx interrupt through uio_pci_generic, or sleep that grows while nothing comes.
 
-Knows /dev/uioN (Linux: Documentation/driver-api/uio-howto.rst) and the ISR status register (virtio 1.3, section 4.1.4.5).
-Does not know the ring. vfio is not used: its type1 container needs an IOMMU before the function, which this device's backend
-does not follow, and its no-IOMMU mode is not built into distribution kernels.
+Knows /dev/uioN (Linux: Documentation/driver-api/uio-howto.rst) and the ISR status register (virtio 1.3, section
+4.1.4.5). Does not know the ring. vfio is not used: its type1 container needs an IOMMU before the function, which this
+device's backend does not follow, and its no-IOMMU mode is not built into distribution kernels.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ LONGEST_WAIT_S = 0.05
 
 
 class Wait(Protocol):
-    """`wait` returns after at most `limit` seconds, sooner if the device has something to say; it may return for nothing."""
+    """`wait` returns after at most `limit` seconds, sooner if the device has something to say; it may return for
+    nothing."""
 
     uses_interrupts: bool
     count: int
@@ -56,7 +57,8 @@ class Polling:
 
 
 class UioInterrupt:
-    """Blocks on /dev/uioN. The kernel masks INTx when it fires; reading ISR status lowers the line, then it is unmasked.
+    """Blocks on /dev/uioN. The kernel masks INTx when it fires; reading ISR status lowers the line, then it is
+    unmasked.
 
     A wait ends after 50 ms whatever happens, so that a lost interrupt costs time and nothing else.
     """

@@ -1,9 +1,9 @@
 """The common configuration structure of a modern virtio function (virtio 1.3, sections 4.1.3 and 4.1.4.3).
 
-Knows offsets and widths. Each field is read and written by one access of its own width, as 4.1.3.1 demands. That is why
-fields go through `memoryview.cast` with a native format: its item access is one load or store of exactly that size, while
-`struct` with an explicit byte order ("<I") assembles values byte by byte. 64-bit fields are two 32-bit accesses, which the
-standard allows.
+Knows offsets and widths. Each field is read and written by one access of its own width, as 4.1.3.1 demands. That is
+why fields go through `memoryview.cast` with a native format: its item access is one load or store of exactly that
+size, while `struct` with an explicit byte order ("<I") assembles values byte by byte. 64-bit fields are two 32-bit
+accesses, which the standard allows.
 """
 
 from __future__ import annotations
@@ -91,7 +91,8 @@ class CommonConfig:
             time.sleep(0.001)
 
     def negotiate(self, wanted: int) -> int:
-        """Reset, acknowledge, accept `wanted` of what is offered; returns the accepted bits. VERSION_1 is a must (6.1)."""
+        """Reset, acknowledge, accept `wanted` of what is offered; returns the accepted bits. VERSION_1 is a must
+        (6.1)."""
         self.reset()
         self.add_status(ACKNOWLEDGE)
         self.add_status(DRIVER)

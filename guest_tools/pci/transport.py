@@ -1,8 +1,8 @@
 """The transport over a PCI function: handshake, one ring, frames in DMA memory, and a limit on silence.
 
 Knows virtio's initialisation order (virtio 1.3, section 3.1) and how long a device may be silent. Of the protocol it
-knows only the configuration prefix and one harmless command, GET_DEVICE_INFO, with which it asks a silent device whether
-it still lives: a program may take minutes to load, but a living device answers other commands meanwhile.
+knows only the configuration prefix and one harmless command, GET_DEVICE_INFO, with which it asks a silent device
+whether it still lives: a program may take minutes to load, but a living device answers other commands meanwhile.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def open_pci(
 ) -> PciTransport:
     """Take over the function at `address` (`0000:00:02.0`; None: the only one) and bring its queue up.
 
-    `lost_after` is how many seconds of silence, with commands outstanding, make a device lost; without `huge_pages` that
-    pool is left alone. Raises TransportError.
+    `lost_after` is how many seconds of silence, with commands outstanding, make a device lost; without `huge_pages`
+    that pool is left alone. Raises TransportError.
     """
     function = Function(choose(address, virtio_id))
     try:
@@ -85,10 +85,15 @@ class PciTransport:
         self._queue_size = self._offered_queue(raw)
         wanted = min(LARGEST_BULK, raw.max_request_bytes + raw.max_response_bytes)
         smallest = block_bytes(self._queue_size, SMALLEST_BULK)
-        self._memory = allocate(block_bytes(self._queue_size, wanted), smallest, huge_pages=huge_pages)
-        self._wait: Wait = Polling()
+        # The order of these two is the order in which their descriptors are closed if this process is killed: letting
+        # go of the function turns its bus mastering off, and only then may the memory's pin go.
+        self._wait: Wait = UioInterrupt(node, function, self._words[2].u8) if node else Polling()
         try:
-            self._wait = UioInterrupt(node, function, self._words[2].u8) if node else Polling()
+            self._memory = allocate(block_bytes(self._queue_size, wanted), smallest, huge_pages=huge_pages)
+        except TransportError:
+            self._wait.close()
+            raise
+        try:
             self._ring = self._place_ring(raw)
             self._config = self._within(raw)
             self._start()
@@ -260,7 +265,8 @@ class PciTransport:
         self._start()
 
     def close(self) -> None:
-        """See Transport. Memory that the device may still write to, since it did not confirm its reset, is not freed."""
+        """See Transport. Memory that the device may still write to, since it did not confirm its reset, is not
+        freed."""
         if self._closed:
             return
         self._closed = True

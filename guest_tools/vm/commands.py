@@ -1,7 +1,7 @@
 """What to tell QEMU and libvirt so that a guest gets the device: text, nothing is started here.
 
-Knows QEMU's generic vhost-user device (`vhost-user-test-device-pci`, QEMU 11.1) and the two things it needs: memory that another
-process can map, and a socket where the daemon listens. docs/pairing.md explains each argument.
+Knows QEMU's generic vhost-user device (`vhost-user-test-device-pci`, QEMU 11.1) and the two things it needs: memory
+that another process can map, and a socket where the daemon listens. docs/pairing.md explains each argument.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ def kernel_arguments(kernel: Path, initrd: Path, words: str) -> list[str]:
 
 
 def libvirt_fragment(pairing: Pairing) -> str:
-    """What to merge into a domain's XML. libvirt knows no such device, so its arguments go through the QEMU namespace."""
+    """What to merge into a domain's XML. libvirt knows no such device, so its arguments go through the QEMU
+    namespace."""
     arguments = "\n".join(f"    <qemu:arg value={quoteattr(word)}/>" for word in device_arguments(pairing))
     return (
         '<domain type="kvm" xmlns:qemu="http://libvirt.org/schemas/domain/qemu/1.0">\n'

@@ -1,7 +1,7 @@
 """Daemon and machine together: everything that one run starts, and that everything ends with it.
 
-Knows how to start `vhost-user-accel` and wait for its socket. One daemon serves one machine here; several sessions at once are
-several folders, sockets and processes.
+Knows how to start `vhost-user-accel` and wait for its socket. One daemon serves one machine here; several sessions at
+once are several folders, sockets and processes.
 """
 
 from __future__ import annotations
@@ -110,7 +110,8 @@ class VmSession:
 
 
 def start_daemon(sockets: Sequence[Path], folder: Path, arguments: Sequence[str] = ()) -> Child:
-    """Start vhost-user-accel and wait until it listens on all sockets, each a device of its own. Raises MachineError with its last words."""
+    """Start vhost-user-accel and wait until it listens on all sockets, each a device of its own. Raises MachineError
+    with its last words."""
     command = [sys.executable, "-m", "virtaccel.device.cli", "--sockets", *map(str, sockets), *arguments]
     child = Child("vhost-user-accel", command, folder / "daemon.log")
     limit = time.monotonic() + LISTEN_S

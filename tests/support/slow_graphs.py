@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+
 from virtaccel.tosa_graph.graph import DType, Op
 from virtaccel.tosa_graph.write import GraphWriter
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from slow_graphs import rotated, rotations
+
 from virtaccel.guest_tools import qemu
 from virtaccel.guest_tools.qemu import QemuUnavailable, Sysroot
 from virtaccel.guest_tools.vm.machine import Machine
@@ -72,11 +73,11 @@ def vm(sysroot: Sysroot, job_files: dict[str, bytes]) -> Iterator[VmSession]:
 
 
 @pytest.fixture
-def guest(vm: VmSession) -> Iterator[Machine]:
+def guest(vm: VmSession) -> Machine:
     """The guest with its device freshly opened, so that each test stands alone."""
     assert vm.machine is not None
     vm.machine.ask("open", lost_after=20.0)
-    yield vm.machine
+    return vm.machine
 
 
 @contextmanager

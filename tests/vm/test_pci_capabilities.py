@@ -1,6 +1,7 @@
 """Capability parsing against a mock configuration space: bytes laid out by hand from virtio 1.3, section 4.1.4.
 
-No function is behind them. The real one is met by test_vm_session.py, in a guest; hostile ones can only be had as bytes.
+No function is behind them. The real one is met by test_vm_session.py, in a guest; hostile ones can only be had as
+bytes.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import struct
 
 import pytest
+
 from virtaccel.guest_tools.pci.capabilities import Bar, CapabilityError, Window, notify_offset, parse
 
 BARS = [Bar(0, False), Bar(0x1000, True), Bar(0x20, False), Bar(0, False), Bar(0x4000, True), Bar(0, False)]

@@ -1,10 +1,12 @@
-"""Finding a function. The folders here are a mock of /sys/bus/pci/devices; a real one is driven in test_vm_session.py."""
+"""Finding a function. The folders here are a mock of /sys/bus/pci/devices; a real one is driven in
+test_vm_session.py."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+
 from virtaccel.guest_tools.pci import function
 from virtaccel.guest_tools.pci.function import PciError, choose, find
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+
 from virtaccel.guest_tools import qemu
 from virtaccel.guest_tools.cli import main
 from virtaccel.guest_tools.image import Archive, job_archive

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from virtaccel.guest_tools.qemu import Sysroot
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(400)]

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from guests import assert_dead, assert_traffic, status_of, value_of
+
 from virtaccel.guest_tools.vm.machine import GuestFailure, Machine
 from virtaccel.guest_tools.vm.session import VmSession
 
@@ -181,6 +182,14 @@ def test_system_reset_with_submissions_pending(vm: VmSession, guest: Machine) ->
     assert allocate_until_refused(guest) == budget
     guest.ask("reset")
     assert_traffic(guest)
+
+
+def test_a_killed_driver_leaves_no_device_that_writes_into_freed_memory(vm: VmSession, guest: Machine) -> None:
+    run = ["run", "/job/slow.tosa", "--check", "/job/slow.npz", "--repeat", "1000"]
+    ended = guest.ask("killed", argv=run, seconds=8.0)
+    assert ended == pytest.approx({"running": True, "master": False, "seconds": ended["seconds"]})
+    guest.ask("open")
+    assert_traffic(guest, commands=100, submissions=3)
 
 
 def test_new_buffers_are_zero_after_another_guest_life(guest: Machine) -> None:

@@ -1,4 +1,5 @@
-"""Two guests on two sockets of one daemon: right answers for each, nothing shared, and the daemon's death noticed by both."""
+"""Two guests on two sockets of one daemon: right answers for each, nothing shared, and the daemon's death noticed by
+both."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from typing import NamedTuple
 
 import pytest
 from guests import assert_dead, status_of
+
 from virtaccel.guest_tools import qemu
 from virtaccel.guest_tools.qemu import Sysroot
 from virtaccel.guest_tools.vm.commands import Pairing
