@@ -35,6 +35,7 @@ Model: TypeAlias = str | os.PathLike[str] | bytes | bytearray | memoryview
 ANY_USE = (
     Usage.TRANSFER_SOURCE | Usage.TRANSFER_DESTINATION | Usage.PROGRAM_INPUT | Usage.PROGRAM_OUTPUT
 )
+CLOSING_SECONDS = 10.0
 _ADVICE: dict[int, str] = {
     Status.INCOMPATIBLE: "it uses an operator, type or shape that this device does not run as TOSA defines it",
     Status.INVALID_ARGUMENT: "it is not a valid TOSA program",
@@ -139,13 +140,13 @@ class Accelerator:
         return buffer
 
     def close(self) -> None:
-        """Wait for what still runs, give everything back, close the transport. May be called twice."""
+        """Cancel or await what still runs, give everything back, close the transport. May be called twice."""
         if self._closed:
             return
         self._closed = True
         try:
             self._give_back()
-        except (ClientError, TransportError):
+        except (ClientError, TransportError, TimeoutError):
             # A device that is lost or confused cannot be tidied up; closing the transport ends the session anyway.
             pass
         finally:
@@ -153,7 +154,7 @@ class Accelerator:
 
     def _give_back(self) -> None:
         for pending in tuple(self.pending):
-            pending.settle()
+            pending.settle(CLOSING_SECONDS)
         for program in tuple(self.programs):
             program.close()
         for buffer in tuple(self.buffers):

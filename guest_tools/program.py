@@ -171,10 +171,12 @@ class Pending:
         if status.state != EventState.COMPLETE:
             raise _failure(status)
 
-    def settle(self) -> None:
-        """Wait as `wait` does, however it ends."""
+    def settle(self, patience: float) -> None:
+        """Cancel it if the device can, then wait as `wait` does, however it ends. Raises TimeoutError."""
+        with contextlib.suppress(DeviceError):
+            self.cancel()
         with contextlib.suppress(ExecutionFailed):
-            self.wait()
+            self.wait(patience)
 
 
 def _failure(status: EventStatus) -> ExecutionFailed:
@@ -253,10 +255,10 @@ class Invocation:
         try:
             event = session.call(request)
         except IndeterminateSubmit as error:
-            # It may have run: its event must end and be given back before the buffers can be used again.
-            session.wait(error.event)
-            session.call(session.client.destroy_event(error.event))
-            raise ExecutionFailed(f"nobody knows whether the submission ran ({error})", error.status) from error
+            # It may be running. Its event is kept, and given back when the accelerator is closed.
+            accelerator.pending.add(Pending(accelerator, error.event))
+            text = f"nobody knows whether the submission runs ({error}); it keeps its buffers until it has ended"
+            raise ExecutionFailed(text, error.status) from error
         except DeviceError as error:
             raise ExecutionFailed(f"the device did not take the submission: {error}", error.status) from error
         pending = Pending(accelerator, event)
