@@ -172,6 +172,7 @@ class VhostUserTransport:
         self._timeout = timeout
         self._front: FrontEnd | None = None
         self._memory: mmap.mmap | None = None
+        self._commands: CommandRing | None = None
         self._fd = self._kick = self._call = self._error = -1
         self._failed_at: float | None = None
         self._closed = False
@@ -182,7 +183,7 @@ class VhostUserTransport:
             self._fd, self._memory = _sealed_memory(size)
             self._region = m.MemoryRegion(GUEST_ADDRESS, size, USER_ADDRESS, 0)
             block = memoryview(self._memory)
-            self._ring = CommandRing(block, _locate, queue_size, self.config.max_chain_descriptors)
+            self._commands = CommandRing(block, _locate, queue_size, self.config.max_chain_descriptors)
             self._kick, self._call, self._error = (os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) for _ in range(3))
             self._start()
         except BaseException:
@@ -225,6 +226,12 @@ class VhostUserTransport:
         if self._front is None:
             raise TransportError("the transport is closed" if self._closed else "the back end is gone; reset first")
         return self._front
+
+    @property
+    def _ring(self) -> CommandRing:
+        if self._commands is None:
+            raise TransportError("the transport is closed")
+        return self._commands
 
     def _lose(self, why: str) -> TransportError:
         if self._front is not None:
@@ -340,7 +347,7 @@ class VhostUserTransport:
                 os.close(fd)
         self._fd = self._kick = self._call = self._error = -1
         # The mapping goes with the last view of it: a response that the caller still holds stays readable.
-        self._memory = None
+        self._memory = self._commands = None
 
     def __enter__(self) -> VhostUserTransport:
         return self

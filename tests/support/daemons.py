@@ -27,6 +27,7 @@ GUEST = 0x1000_0000
 USER = 0x7000_0000_0000
 FRAMES_AT = 0x10000
 MEMORY_BYTES = 0x40000
+_SERVING = "vhost-user-accel INFO: vhost-user-accel"
 
 
 class Daemon:
@@ -43,12 +44,12 @@ class Daemon:
     def start(self) -> None:
         chosen = [*self._program] or [sys.executable, "-m", "virtaccel.device.cli", "--backend", self._backend]
         where = [] if self._options and self._options[0] == "--sockets" else ["--socket-path", self.path]
+        starts = self.log().count(_SERVING) if self.log_file.exists() else 0
         with open(self.log_file, "ab") as log:
             self.process = subprocess.Popen(
                 [*chosen, *where, "--log-level", "debug", *self._options], stderr=log, stdin=subprocess.DEVNULL
             )
-        awaited = self._options[1:] if not where else (self.path,)
-        wait_until(lambda: all(connectable(path) for path in awaited), "the daemon listens", self)
+        wait_until(lambda: self.log().count(_SERVING) > starts, "the daemon serves", self)
 
     def log(self) -> str:
         return self.log_file.read_text(errors="replace")
@@ -96,11 +97,6 @@ class Daemon:
                     raise
         if error is not None:
             print(self.log()[-4000:], file=sys.stderr)
-
-
-def connectable(path: str) -> bool:
-    """Whether a socket lies there (a connection would occupy a daemon that serves one at a time)."""
-    return os.path.exists(path)
 
 
 def wait_until(condition: object, what: str, daemon: Daemon | None = None, timeout: float = PATIENCE) -> None:
