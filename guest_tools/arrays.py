@@ -90,7 +90,15 @@ def load_answers(path: Path, inputs: Sequence[TensorInfo], outputs: Sequence[Ten
     steps = lengths.pop() if lengths else None
     if steps is not None and not all(stepped["out"]):
         raise InputError(f"{path}: inputs are steps of a sequence, then every out_K must have a leading step axis too")
-    return Answers(found["in"], found["out"], steps, stepped["in"], stepped["out"])
+    arrays_in = tuple(same_bits(array, tensor.carrier) for array, tensor in zip(found["in"], inputs, strict=True))
+    return Answers(arrays_in, found["out"], steps, stepped["in"], stepped["out"])
+
+
+def same_bits(array: Array, dtype: np.dtype[Any]) -> Array:
+    """TOSA has no unsigned types: an unsigned array stands for a signed tensor of that width, bit for bit, and back."""
+    if {array.dtype.kind, dtype.kind} == {"u", "i"} and array.dtype.itemsize == dtype.itemsize:
+        return array.view(dtype)
+    return array
 
 
 def _load_npz(path: Path) -> dict[str, Array]:
@@ -114,8 +122,10 @@ def _by_position(path: Path, arrays: dict[str, Array], kind: str, wanted: int) -
 def compare(name: str, got: Array, expected: Array, atol: float = 0.0) -> Comparison:
     """Floats within 1e-4 of the largest expected magnitude plus 1e-5; anything else exactly, or within `atol`.
 
-    NaN answers NaN, an infinity itself. Raises InputError if the shapes or the kinds of number differ.
+    NaN answers NaN, an infinity itself. Signed outputs are taken as unsigned where the expected ones are. Raises
+    InputError if the shapes or the kinds of number differ.
     """
+    got = same_bits(got, expected.dtype)
     if got.shape != expected.shape or (got.dtype.kind == "f") != (expected.dtype.kind == "f"):
         raise InputError(
             f"output {name!r} is {got.dtype} {list(got.shape)}, expected are {expected.dtype} {list(expected.shape)}"

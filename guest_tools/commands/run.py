@@ -12,7 +12,7 @@ import click
 import numpy as np
 from rich.table import Table
 
-from virtaccel.guest_tools.arrays import Answers, Comparison, compare, load_answers, load_npy
+from virtaccel.guest_tools.arrays import Answers, Comparison, compare, load_answers, load_npy, same_bits
 from virtaccel.guest_tools.commands.options import device_options, json_option, open_accelerator, terminal
 from virtaccel.guest_tools.errors import InputError
 from virtaccel.guest_tools.program import Array, Program
@@ -74,7 +74,7 @@ def inputs_from_files(program: Program, arguments: Sequence[str]) -> list[Array]
         if tensor.name not in found:
             wanted = f"{tensor.dtype.name} of shape {list(tensor.shape)}"
             raise InputError(f"input {tensor.name!r} is missing: give --input {tensor.name}=FILE.npy, {wanted}")
-    return [found[name] for name in names]
+    return [same_bits(found[tensor.name], tensor.carrier) for tensor in program.inputs]
 
 
 def _split_argument(argument: str, names: Sequence[str]) -> tuple[str | None, str]:

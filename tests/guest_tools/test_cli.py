@@ -125,6 +125,18 @@ def test_sequences_are_run_step_by_step(model: Path, tmp_path: Path) -> None:
     assert run("run", model, "--check", swapped).exit_code == 1
 
 
+def test_unsigned_arrays_stand_for_signed_tensors_bit_for_bit(tmp_path: Path) -> None:
+    path = tmp_path / "identity.tosa"
+    path.write_bytes(single(Op.IDENTITY, [((3,), DType.INT8)], ((3,), DType.INT8)))
+    values = np.array([0, 127, 255], np.uint8)
+    good, off = tmp_path / "good.npz", tmp_path / "off.npz"
+    np.savez(good, in_0=values, out_0=values)
+    np.savez(off, in_0=values, out_0=np.array([0, 127, 254], np.uint8))
+    assert run_json("run", path, "--check", good)["ok"] is True
+    assert run("run", path, "--check", off).exit_code == 1
+    assert run("run", path, "--check", off, "--atol", 1).exit_code == 0
+
+
 BAD_ANSWERS: dict[str, dict[str, Array | None]] = {
     "model needs in_0 to in_2": {"in_2": None},
     "model needs out_0 to out_1": {"out_2": FIRST},
