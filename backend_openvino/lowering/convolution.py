@@ -168,8 +168,24 @@ def _convolution(site: Site) -> tuple[Value, ...]:
     first = (0, rank - 1, *range(1, rank - 1))
     data = _widened(site.builder.to_layout(value, first), value.dtype)
     kernel = _weights(site, weight, first, [weight.shape[axis] for axis in first])
-    node = ops.convolution(data, kernel, window.stride, window.begin, window.end, window.dilation).output(0)
-    return _result(site, _biased(site, node, bias, rank), first)
+    return _result(site, _biased(site, convolved(data, kernel, window), bias, rank), first)
+
+
+def convolved(data: ov.Output, kernel: ov.Output, window: Window) -> ov.Output:
+    """Convolution of channels-first operands.
+
+    The runtime moves the stride of a kernel of one point to the node before, which is wrong where there is padding. So
+    there every place is computed and some are taken.
+    """
+    steps, points = window.stride, list(kernel.get_shape())[2:]
+    skips = max(points) == 1 and max(steps) > 1 and any(window.begin + window.end)
+    strides = [1] * len(steps) if skips else steps
+    node = ops.convolution(data, kernel, strides, window.begin, window.end, window.dilation).output(0)
+    if not skips:
+        return node
+    spatial = list(node.get_shape())[2:]
+    bounds = ([0] * len(steps), spatial, steps, range(2, 2 + len(steps)))
+    return ops.slice(node, *(np.array(list(bound), np.int64) for bound in bounds)).output(0)
 
 
 def _depthwise(site: Site) -> tuple[Value, ...]:

@@ -21,6 +21,7 @@ from virtaccel.backend_openvino.lowering import int48
 from virtaccel.backend_openvino.lowering import layout as axes
 from virtaccel.backend_openvino.lowering.convolution import (
     Window,
+    convolved,
     padded,
     product_in_parts,
     reshaped,
@@ -290,9 +291,7 @@ def _convolution(site: Site) -> tuple[Value, ...]:
 
 
 def _convolver(window: Window) -> Kernel:
-    return lambda data, weights: ops.convolution(
-        data, weights, window.stride, window.begin, window.end, window.dilation
-    ).output(0)
+    return lambda data, weights: convolved(data, weights, window)
 
 
 def _grouped(window: Window) -> Kernel:

@@ -68,6 +68,18 @@ def test_conv2d_over_maps_of_one_point(bias: int) -> None:
     check(tosa, inputs, DType.FP32)
 
 
+def test_conv2d_of_one_point_with_stride_and_padding_behind_another_operator() -> None:
+    writer = GraphWriter()
+    x = writer.input("x", (1, 11, 12, 8), DType.FP32)
+    half = writer.constant(np.full((1, 1, 1, 1), 0.5, np.float32))
+    moved = writer.operator(Op.ADD, [x, half], ((1, 11, 12, 8), DType.FP32))
+    w, b = writer.constant(random(2, (5, 1, 1, 8), DType.FP32)), writer.constant(np.ones(5, np.float32))
+    zero = writer.constant(np.zeros(1, np.float32))
+    window = {"pad": [1, 1, 1, 0], "stride": [1, 2], "dilation": [1, 1], "acc_type": DType.FP32}
+    writer.output(writer.operator(Op.CONV2D, [moved, w, b, zero, zero], ((1, 13, 7, 5), DType.FP32), window))
+    check(writer.to_bytes(), [random(1, (1, 11, 12, 8), DType.FP32)], DType.FP32)
+
+
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_conv3d(dtype: DType) -> None:
     tosa, inputs = convolve(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import lowered
 import numpy as np
 import oracle
@@ -13,7 +15,12 @@ from virtaccel.tosa_graph.write import GraphWriter
 
 I8, I16, I4 = (DType.INT8, DType.INT8), (DType.INT16, DType.INT8), (DType.INT8, DType.INT4)
 ACCUMULATORS = {DType.INT8: DType.INT32, DType.INT16: DType.INT48}
-LIMITS = {DType.INT4: (-7, 7), DType.INT8: (-128, 127), DType.INT16: (-32768, 32767), DType.INT32: (-(2**31), 2**31 - 1)}
+LIMITS = {
+    DType.INT4: (-7, 7),
+    DType.INT8: (-128, 127),
+    DType.INT16: (-32768, 32767),
+    DType.INT32: (-(2**31), 2**31 - 1),
+}
 NUMPY = {DType.INT4: np.int8, DType.INT8: np.int8, DType.INT16: np.int16, DType.INT32: np.int32}
 
 
@@ -48,7 +55,8 @@ def convolve(
     x = writer.input("x", data, types[0])
     weights = numbers(2, kernel, types[1], extreme)
     w = writer.constant(weights, types[1]) if constant else writer.input("w", kernel, types[1])
-    b = writer.constant(numbers(3, (out[-1] if bias is None else bias,), DType.INT32).astype(np.int64) // 8, accumulator)
+    terms = numbers(3, (out[-1] if bias is None else bias,), DType.INT32) // 8
+    b = writer.constant(terms.astype(np.int64), accumulator)
     points = [writer.constant(np.array([zero]), dtype) for zero, dtype in zip(zeros, types, strict=True)]
     attributes["acc_type"] = accumulator
     writer.output(writer.operator(op, [x, w, b, *points], (out, accumulator), attributes))  # type: ignore[arg-type]
@@ -64,6 +72,11 @@ def test_conv2d(types: tuple[DType, DType], constant: bool) -> None:
     zeros = (-128, 127) if types is I8 else (0, 0)
     window = {"pad": [1, 1, 2, 1], "stride": [2, 1], "dilation": [1, 3]}
     convolve(Op.CONV2D, types, (2, 9, 8, 5), (7, 3, 2, 5), (2, 5, 8, 7), zeros=zeros, constant=constant, **window)
+
+
+def test_conv2d_of_one_point_with_stride_and_padding() -> None:
+    window = {"pad": [1, 1, 1, 0], "stride": [1, 2], "dilation": [1, 1]}
+    convolve(Op.CONV2D, I8, (1, 11, 44, 13), (15, 1, 1, 13), (1, 13, 23, 15), zeros=(-17, -66), **window)
 
 
 @pytest.mark.parametrize("constant", [True, False])
@@ -210,5 +223,5 @@ def test_no_part_passes_what_fp32_holds_and_most_convolutions_are_one() -> None:
         assert cut is not None
         assert (cut.data, cut.weights, cut.parts) == (1, 1, parts)
         (bounds,) = cut.channels
-        loads = [np.abs(array[:, a:b]).sum(axis=(1, 2, 3)).max() * 255 for a, b in zip(bounds, bounds[1:], strict=False)]
+        loads = [np.abs(array[:, a:b]).sum(axis=(1, 2, 3)).max() * 255 for a, b in pairwise(bounds)]
         assert max(loads) <= 1 << 24
