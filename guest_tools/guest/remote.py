@@ -11,8 +11,6 @@ import contextlib
 import io
 import json
 import os
-import platform
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -111,6 +109,8 @@ class Remote:
     def killed(self, argv: list[str], seconds: float) -> Fields:
         """The guest program in a process of its own, killed after so long: was it running, and is its function still
         a bus master?"""
+        import subprocess  # only here: under emulation importing it costs every start a quarter of a second
+
         self.close()
         child = subprocess.Popen(
             [sys.executable, sys.argv[0], *argv], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -285,7 +285,7 @@ def serve(port: str, run: Callable[[list[str]], int]) -> int:
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     # The empty line ends whatever a guest before a reset was in the middle of.
     os.write(fd, b"\n")
-    line.write({"hello": "virtaccel", "boot": boot, "python": platform.python_version()})
+    line.write({"hello": "virtaccel", "boot": boot, "python": sys.version.split()[0]})
     remote = Remote(run)
     while (text := line.read()) is not None:
         if not text.strip():

@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from virtaccel.guest_tools.bundle import build_guest
-from virtaccel.guest_tools.image import GUEST_PROGRAM, base_image, job_archive
+from virtaccel.guest_tools.image import GUEST_PROGRAM, base_image, guest_program, job_archive
 from virtaccel.guest_tools.qemu import Sysroot
 from virtaccel.guest_tools.vm import commands
 from virtaccel.guest_tools.vm.process import Child
@@ -190,5 +189,7 @@ def base_arguments(pairing: commands.Pairing, accelerator: str, processors: int)
 def write_initrd(sysroot: Sysroot, folder: Path, files: Mapping[str, bytes]) -> Path:
     """The base image with the guest program and one run's files behind it."""
     path = folder / "initrd"
-    path.write_bytes(base_image(sysroot).read_bytes() + job_archive({f"/{GUEST_PROGRAM}": build_guest(), **files}))
+    path.write_bytes(
+        base_image(sysroot).read_bytes() + job_archive({f"/{GUEST_PROGRAM}": guest_program(sysroot), **files})
+    )
     return path
