@@ -207,6 +207,18 @@ class _Steps:
                     return next(iter(other))
         return model.dead[choice % len(model.dead)]
 
+    def kin(self, table: dict[int, models.Buffer] | dict[int, models.Program], queue: models.Queue | None,
+            choice: int, usage: int = 0) -> int:  # fmt: skip
+        """Mostly one of the queue's own context, and of a usage that fits, if there is one."""
+        if queue is not None and choice < 0xD0:
+            near = [
+                key for key, one in table.items()
+                if one.context == queue.context and (not isinstance(one, models.Buffer) or one.usage & usage)
+            ]  # fmt: skip
+            if near:
+                return near[choice % len(near)]
+        return self.pick(table, choice)
+
     def born(self, answer: Response) -> int:
         made = int.from_bytes(answer.payload, "little")
         wrong = self.model.born(made)
@@ -277,7 +289,7 @@ class _Steps:
         self.release(strict.FREE_BUFFER, self.model.buffers, given[0], self.model.remove_buffer)
 
     def write(self, given: bytes) -> None:
-        target, offset, size = self.pick(self.model.buffers, given[0]), given[1] % 40, 1 + given[2] % 24
+        target, offset, size = self.pick(self.model.buffers, given[0]), _offset(given[1]), 1 + given[2] % 24
         faults = self.model.refuse_transfer(target, offset, size, 2)
         buffer = self.model.buffers.get(target)
         late = frozenset({BUSY}) if buffer and self.in_use(buffer, True) else NONE
@@ -291,7 +303,7 @@ class _Steps:
             buffer.data = None  # a failed write may have written a part (specification.md 7)
 
     def read_buffer(self, given: bytes) -> None:
-        target, offset, size = self.pick(self.model.buffers, given[0]), given[1] % 40, 1 + given[2] % 64
+        target, offset, size = self.pick(self.model.buffers, given[0]), _offset(given[1]), 1 + given[2] % 64
         faults = self.model.refuse_transfer(target, offset, size, 1)
         buffer = self.model.buffers.get(target)
         late = frozenset({BUSY}) if buffer and self.in_use(buffer, False) else NONE
@@ -381,8 +393,10 @@ class _Steps:
 
     def submit(self, given: bytes) -> None:
         model = self.model
-        queue, program = self.pick(model.queues, given[0]), self.pick(model.programs, given[1])
-        source, target = self.pick(model.buffers, given[2]), self.pick(model.buffers, given[3])
+        queue = self.pick(model.queues, given[0])
+        on = model.queues.get(queue)
+        program = self.kin(model.programs, on, given[1])
+        source, target = self.kin(model.buffers, on, given[2], 4), self.kin(model.buffers, on, given[3], 8)
         start = 0 if given[4] < 0xC0 else given[4] & 3
         size = self.kind.size if self.local is None else 1 + given[4] % 16
         faults = model.refuse_submit(queue, program, source, target, start, size)
@@ -600,6 +614,11 @@ class _Steps:
             raise Finding(f"the backend holds {len(backend.live)} objects, the model {sum(counts) + len(model.loads)}")
 
 
+def _offset(choice: int) -> int:
+    """Near the beginning, or around the end of a page, or anywhere."""
+    return choice % 9 if choice < 0xC0 else PAGE - 8 + choice % 9 if choice < 0xE0 else choice
+
+
 def _outcome(taken: dict[str, Fault], late: frozenset[int]) -> frozenset[int]:
     """The status that a command ends with when its calls met these faults, or `late` from the backend itself."""
     for method, fault in taken.items():
@@ -612,10 +631,10 @@ def _outcome(taken: dict[str, Fault], late: frozenset[int]) -> frozenset[int]:
 
 _Move: TypeAlias = Callable[[_Steps, bytes], None]
 _WEIGHTS: Final[tuple[tuple[_Move, int, bool], ...]] = (
-    (_Steps.create_context, 6, True), (_Steps.destroy_context, 8, True), (_Steps.allocate, 20, True),
-    (_Steps.free, 14, True), (_Steps.write, 18, True), (_Steps.read_buffer, 22, True), (_Steps.load, 10, True),
-    (_Steps.load_later, 8, False), (_Steps.loads_end, 8, False), (_Steps.unload, 10, True),
-    (_Steps.create_queue, 8, True), (_Steps.destroy_queue, 6, True), (_Steps.submit, 34, True),
+    (_Steps.create_context, 6, True), (_Steps.destroy_context, 12, True), (_Steps.allocate, 20, True),
+    (_Steps.free, 9, True), (_Steps.write, 18, True), (_Steps.read_buffer, 22, True), (_Steps.load, 10, True),
+    (_Steps.load_later, 8, False), (_Steps.loads_end, 8, False), (_Steps.unload, 5, True),
+    (_Steps.create_queue, 10, True), (_Steps.destroy_queue, 3, True), (_Steps.submit, 34, True),
     (_Steps.complete, 14, False), (_Steps.poll, 16, True), (_Steps.cancel, 10, True),
     (_Steps.destroy_event, 18, True), (_Steps.info, 2, True), (_Steps.damaged, 10, True), (_Steps.arm, 4, False),
     (_Steps.unwritable, 2, False), (_Steps.reset, 8, True),
