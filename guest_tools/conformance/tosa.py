@@ -98,12 +98,14 @@ def tosa(
 
 
 def _run(entries: Sequence[Entry], work: Work, console: Console) -> list[Result]:
-    """All results, with a progress bar meanwhile. Raises Unavailable if no device can be opened."""
+    """All results, with a progress bar meanwhile, or a line now and then where nobody watches. Raises Unavailable if no
+    device can be opened."""
     times = (TimeElapsedColumn(), TimeRemainingColumn())
     columns = (BarColumn(), MofNCompleteColumn(), *times, TextColumn("{task.description}"))
     found: list[Result] = []
     bad = refused = 0
-    with Progress(*columns, console=console) as progress:
+    step = max(1, len(entries) // 20)
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=len(entries))
         try:
             for result in run(entries, work):
@@ -112,6 +114,8 @@ def _run(entries: Sequence[Entry], work: Work, console: Console) -> list[Result]
                 bad += result.verdict.outcome in (Outcome.WRONG, Outcome.CRASHED)
                 text = f"{result.entry.operator}  refused {refused}  wrong or crashed {bad}"
                 progress.update(task, advance=1, description=text)
+                if not console.is_terminal and len(found) % step == 0:
+                    console.print(f"{len(found)} of {len(entries)}: {text}", highlight=False)
         except WorkerFailed as error:
             raise Unavailable(str(error)) from error
     return found
