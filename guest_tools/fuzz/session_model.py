@@ -259,7 +259,9 @@ class Model:
         event.state, event.error, event.doubtful = state, error, False
         event.source.readers -= 1
         event.target.writers -= 1
-        if state == COMPLETE and event.source.data is not None and event.target.data is not None:
+        if state == COMPLETE and event.source.data is None:
+            event.target.data = None
+        elif state == COMPLETE and event.source.data is not None and event.target.data is not None:
             operand = event.program.operand
             result = bytes(byte ^ operand for byte in event.source.data[: event.size])
             event.target.data[event.start : event.start + event.size] = result
