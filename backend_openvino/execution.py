@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import openvino as ov
+from numpy.typing import NDArray
 
 from virtaccel.backend_openvino.buffers import Buffer
 from virtaccel.device.backend import BackendError, Polled
@@ -44,11 +45,13 @@ Shapes: TypeAlias = tuple[tuple[int, ...], ...]
 
 
 class Slot(NamedTuple):
-    """A program argument: TOSA type and packed bytes; whether it is an output; type and shape of the model's port."""
+    """A program argument: TOSA type and packed bytes; the model's input and output it is (a VARIABLE that is written is
+    both); type and shape of these ports."""
 
     dtype: DType
     bytes: int
-    is_output: bool
+    input: int | None
+    output: int | None
     element: ov.Type
     ov_shape: ov.Shape
 
@@ -65,13 +68,12 @@ class Guard(NamedTuple):
 
 
 class Executable:
-    """A compiled model with its slots (inputs, then outputs) and its conditions. Shared by all programs of the same
-    artifact."""
+    """A compiled model with its slots (inputs, outputs, variables) and its conditions. Shared by all programs of the
+    same artifact."""
 
     def __init__(self, model: ov.CompiledModel, slots: Sequence[Slot], guards: Sequence[Guard] = ()) -> None:
         self.model = model
         self.slots = tuple(slots)
-        self.inputs = sum(not slot.is_output for slot in slots)
         self.guards = tuple(guards)
 
 
@@ -83,38 +85,56 @@ class Range(NamedTuple):
 
 
 class Request:
-    """An infer request and the tensors bound to it, which it keeps alive: the runtime holds bare pointers."""
+    """An infer request and the tensors bound to it, which it keeps alive: the runtime holds bare pointers.
 
-    __slots__ = ("_checked", "_tensors", "executable", "infer", "ranges")
+    What is written to a VARIABLE goes to memory of the request's own, and to the buffer when the run is known to be
+    complete: the old value may be read until the end, and a run that fails leaves the stream where it was.
+    """
+
+    __slots__ = ("_checked", "_outputs", "_tensors", "_written", "executable", "infer", "ranges")
 
     def __init__(self, executable: Executable) -> None:
         self.executable = executable
         self.infer = executable.model.create_infer_request()
         self.ranges: tuple[Range, ...] = ()
         self._tensors: list[ov.Tensor] = []
+        self._outputs: list[tuple[int, int]] = []
+        self._written: list[tuple[NDArray[np.uint8], NDArray[np.uint8]]] = []
         self._checked = False
 
     def bind(self, ranges: tuple[Range, ...]) -> None:
         """Lay the tensors over the buffers. If that fails the request is of no more use."""
-        executable, infer, tensors = self.executable, self.infer, []
-        for index, (slot, (buffer, offset)) in enumerate(zip(executable.slots, ranges, strict=True)):
-            tensor = ov.Tensor(buffer.array[offset : offset + slot.bytes], slot.ov_shape, slot.element)
-            if slot.is_output:
-                infer.set_output_tensor(index - executable.inputs, tensor)
-            else:
-                infer.set_input_tensor(index, tensor)
-            tensors.append(tensor)
-        self.ranges, self._tensors, self._checked = ranges, tensors, False
+        infer = self.infer
+        tensors: list[ov.Tensor] = []
+        outputs: list[tuple[int, int]] = []
+        written: list[tuple[NDArray[np.uint8], NDArray[np.uint8]]] = []
+        for slot, (buffer, offset) in zip(self.executable.slots, ranges, strict=True):
+            memory = buffer.array[offset : offset + slot.bytes]
+            if slot.input is not None:
+                tensors.append(ov.Tensor(memory, slot.ov_shape, slot.element))
+                infer.set_input_tensor(slot.input, tensors[-1])
+            if slot.output is not None:
+                if slot.input is not None:
+                    target, memory = memory, np.empty(slot.bytes, np.uint8)
+                    written.append((target, memory))
+                tensors.append(ov.Tensor(memory, slot.ov_shape, slot.element))
+                infer.set_output_tensor(slot.output, tensors[-1])
+                outputs.append((slot.output, memory.ctypes.data))
+        self.ranges, self._tensors, self._outputs, self._written = ranges, tensors, outputs, written
+        self._checked = False
 
     def wrote_in_place(self) -> bool:
         """Whether the outputs lie in the caller's memory still; looked at once for each binding."""
         if not self._checked:
-            outputs = self.ranges[self.executable.inputs :]
             self._checked = all(
-                self.infer.get_output_tensor(index).data.ctypes.data == buffer.address + offset
-                for index, (buffer, offset) in enumerate(outputs)
+                self.infer.get_output_tensor(port).data.ctypes.data == address for port, address in self._outputs
             )
         return self._checked
+
+    def keep_variables(self) -> None:
+        """The run is complete: what it wrote to variables is what they hold."""
+        for target, memory in self._written:
+            target[:] = memory
 
     def stopped(self) -> bool:
         """Whether no native work is left, however it ended."""
@@ -272,6 +292,7 @@ class Executor:
         # It may have ended long before this look: the runtime's own measure says when.
         if event.deadline and event.admitted + int(request.infer.latency * 1e6) >= event.deadline:
             return EXPIRED
+        request.keep_variables()
         return COMPLETE
 
     def _end(self, event: Event, state: Polled) -> Polled:

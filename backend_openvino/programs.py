@@ -2,7 +2,8 @@
 
 One `Source` stands for one artifact on one device, shared by every program loaded from the same bytes in this process;
 its variants are compiled models, one for each set of concrete input shapes. A `Program` is what a guest holds: a source
-and pools of infer requests of its own. TOSA artifacts: format 0x544F5341, slots are inputs, then outputs, in order.
+and pools of infer requests of its own. TOSA artifacts: format 0x544F5341, slots are inputs, then outputs, then
+VARIABLE tensors, each in order.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from virtaccel.backend_openvino import compile as runtime
 from virtaccel.backend_openvino.buffers import Buffer
 from virtaccel.backend_openvino.execution import Call, Executable, Guard, Range, Request, Shapes, Slot
 from virtaccel.backend_openvino.loader import Job
-from virtaccel.backend_openvino.lowering.builder import Builder, lower
+from virtaccel.backend_openvino.lowering.builder import BUILT_IN, Builder, lower, written_variables
 from virtaccel.backend_openvino.lowering.ranges import FLOATS, bounded
 from virtaccel.backend_openvino.lowering.registry import RECORDS, Refused
 from virtaccel.device.backend import BackendError, Binding
@@ -81,9 +82,12 @@ class Host:
     offered: Target
 
 
+_OFFERED = Extension.DYNAMIC | Extension.VARIABLE | Extension.DOUBLEROUND | Extension.INEXACTROUND
+
+
 def offered(device: str) -> Target:
     """Profiles and extensions that programs may ask for on this device."""
-    extensions = Extension.DYNAMIC
+    extensions = _OFFERED
     types = {dtype for record in RECORDS.values() for row in record.types for dtype in row}
     for extension, dtype in ((Extension.FP8E4M3, DType.FP8E4M3), (Extension.FP8E5M2, DType.FP8E5M2)):
         if dtype in types and runtime.runs_fp8(device):
@@ -121,6 +125,7 @@ class Source:
         self.arguments = tuple(
             [_argument(tensor, Access.READ) for tensor in graph.inputs]
             + [_argument(tensor, Access.WRITE) for tensor in graph.outputs]
+            + [_argument(tensor, Access.READ_WRITE) for tensor in graph.variables]
         )
         self.inputs = len(graph.inputs)
         self.dynamic = any(argument.bytes < 0 for argument in self.arguments)
@@ -160,7 +165,8 @@ class Source:
             log.exception("lowering failed")
             raise BackendError(Status.INTERNAL_ERROR, f"lowering failed: {error}") from error
         slots = _slots(graph, compiled)
-        executable = Executable(compiled, slots, _guards(slots, bounds.limit) if bounds is not None else ())
+        guards = _guards(slots[: len(graph.inputs)], bounds.limit) if bounds is not None else ()
+        executable = Executable(compiled, slots, guards)
         with self._lock:
             self._variants[variant] = executable
             while len(self._variants) > MAX_VARIANTS:
@@ -173,13 +179,20 @@ def _guarded_bytes(graph: Graph) -> int:
 
 
 def _slots(graph: Graph, compiled: ov.CompiledModel) -> list[Slot]:
-    if len(compiled.inputs) != len(graph.inputs) or len(compiled.outputs) != len(graph.outputs):
+    """Slots in the order of `Source.arguments`; ports as `lower` orders them."""
+    inputs, outputs = (*graph.inputs, *graph.variables), (*graph.outputs, *written_variables(graph))
+    if len(compiled.inputs) != len(inputs) or len(compiled.outputs) != len(outputs):
         raise BackendError(Status.INCOMPATIBLE, "the compiled model has other inputs or outputs than the graph")
+    first = {tensor.name: port for port, tensor in enumerate(graph.variables, len(graph.inputs))}
+    second = {tensor.name: port for port, tensor in enumerate(outputs) if tensor.variable}
+    wanted: list[tuple[Tensor, int | None, int | None]] = [(one, port, None) for port, one in enumerate(graph.inputs)]
+    wanted += [(tensor, None, port) for port, tensor in enumerate(graph.outputs)]
+    wanted += [(tensor, first[tensor.name], second.get(tensor.name)) for tensor in graph.variables]
     slots = []
-    for is_output, tensors, ports in ((False, graph.inputs, compiled.inputs), (True, graph.outputs, compiled.outputs)):
-        for tensor, port in zip(tensors, ports, strict=True):
-            size = packed_bytes(tensor.dtype, math.prod(tensor.shape))
-            slots.append(Slot(tensor.dtype, size, is_output, port.get_element_type(), port.get_shape()))
+    for tensor, source, target in wanted:
+        port = compiled.inputs[source] if source is not None else compiled.outputs[target or 0]
+        size = packed_bytes(tensor.dtype, math.prod(tensor.shape))
+        slots.append(Slot(tensor.dtype, size, source, target, port.get_element_type(), port.get_shape()))
     return slots
 
 
@@ -215,14 +228,11 @@ def load(payload: bytes, target_words: tuple[int, ...], host: Host, key: bytes) 
         return _sources.setdefault(key, source)
 
 
-_BUILT_IN = frozenset({Op.CONST, Op.CONST_SHAPE, Op.IDENTITY})
-
-
 def _refuse_unknown_operators(graph: Graph) -> None:
     for region in graph.regions:
         for block in region.blocks:
             for operator in block.operators:
-                if operator.op not in RECORDS and operator.op not in _BUILT_IN:
+                if operator.op not in RECORDS and operator.op not in BUILT_IN:
                     raise BackendError(Status.INCOMPATIBLE, f"{operator.op.name}: not run by this backend")
 
 
@@ -384,7 +394,7 @@ def within(executable: Executable, ranges: tuple[Range, ...]) -> bool:
 def _guards(slots: Sequence[Slot], limit: float) -> list[Guard]:
     guards = []
     for index, slot in enumerate(slots):
-        if slot.dtype in FLOATS and not slot.is_output:
+        if slot.dtype in FLOATS:
             word = np.dtype("<u4" if slot.dtype is DType.FP32 else "<u2")
             largest = int(np.frombuffer(pack(np.array([limit], np.float32), slot.dtype), word)[0])
             guards.append(Guard(index, slot.bytes, word, word.type((1 << (8 * word.itemsize - 1)) - 1), largest))

@@ -1,7 +1,8 @@
 """Walks a block of a TOSA graph and builds the OpenVINO model: operands, layouts, constants, inputs and outputs.
 
-It knows nothing of single operators, whose rows are in the registry; only CONST, CONST_SHAPE and IDENTITY, which emit
-nothing, live here. TOSA 1.0, sections 1.7 (tensors) and 2.14 (data nodes).
+It knows nothing of single operators, whose rows are in the registry; only those that emit nothing live here: CONST,
+CONST_SHAPE, IDENTITY and the VARIABLE operators. A variable is an input of the model and, if it is written, an output.
+TOSA 1.0, sections 1.7 (tensors), 2.14 (data nodes) and 2.17 (variable operators).
 """
 
 from __future__ import annotations
@@ -23,6 +24,11 @@ from virtaccel.backend_openvino.lowering.numbers import (
 from virtaccel.backend_openvino.lowering.registry import RECORDS, Array, Layout, Refused, Site, Value
 from virtaccel.tosa_graph.elements import unpack
 from virtaccel.tosa_graph.graph import Block, DType, Graph, Op, Operator, Tensor, TosaError
+
+BUILT_IN = frozenset({Op.CONST, Op.CONST_SHAPE, Op.IDENTITY, Op.VARIABLE, Op.VARIABLE_READ, Op.VARIABLE_WRITE})
+"""Operators without a row."""
+
+_PASSED_ON = frozenset({Op.IDENTITY, Op.VARIABLE_READ, Op.VARIABLE_WRITE})
 
 
 def _key(output: ov.Output) -> tuple[str, int]:
@@ -144,9 +150,9 @@ class Builder:
             if tensor.data is None:
                 raise TosaError(f"CONST: tensor {tensor.name!r} has no data")
             self.values[tensor.name] = self._const(tensor, tensor.data)
-        elif operator.op is Op.IDENTITY:
+        elif operator.op in _PASSED_ON:
             self.values[operator.outputs[0]] = self.operand(operator.inputs[0])
-        else:
+        elif operator.op is not Op.VARIABLE:
             self._emit_record(operator)
 
     def _const(self, tensor: Tensor, data: bytes) -> Value:
@@ -208,10 +214,10 @@ class Builder:
     # ---- inputs and outputs
 
     def parameters(self) -> list[ov.op.Parameter]:
-        """One Parameter for each input, in order, in TOSA's type and axis order."""
+        """One Parameter for each input, then for each variable, in order, in TOSA's type and axis order."""
         passed = self._only_passed()
         nodes: list[ov.op.Parameter] = []
-        for name in self.block.inputs:
+        for name in (*self.block.inputs, *(tensor.name for tensor in self.graph.variables)):
             tensor = self.block.tensors[name]
             element = ov.Type.i16 if name in passed else ELEMENT_TYPES[tensor.dtype]
             node = ops.parameter(node_shape(tensor.shape, tensor.dtype), element, name=f"in{len(nodes)}")
@@ -228,10 +234,10 @@ class Builder:
         return {name for name in self.block.inputs if self.block.tensors[name].dtype is DType.FP16 and name not in used}
 
     def results(self) -> list[ov.op.Result]:
-        """One Result for each output, in order, in TOSA's type and axis order."""
+        """One Result for each output, then for each variable that is written, in TOSA's type and axis order."""
         nodes: list[ov.op.Result] = []
         seen: set[tuple[str, int]] = set()
-        for name in self.block.outputs:
+        for name in (*self.block.outputs, *(tensor.name for tensor in written_variables(self.graph))):
             value = self.operand(name)
             output = self.tosa(value)
             if value.dtype is DType.FP16 and value.constant is not None:
@@ -246,9 +252,22 @@ class Builder:
         return nodes
 
 
+def written_variables(graph: Graph) -> tuple[Tensor, ...]:
+    """Variables that some region writes, in order of declaration."""
+    names = {
+        block.tensors[operator.outputs[0]].variable_name
+        for region in graph.regions
+        for block in region.blocks
+        for operator in block.operators
+        if operator.op is Op.VARIABLE_WRITE
+    }
+    return tuple(tensor for tensor in graph.variables if tensor.variable_name in names)
+
+
 def lower(graph: Graph, bounded: Collection[str] = ()) -> ov.Model:
-    """The OpenVINO model of a validated graph of known shapes: Parameters in input order and Results in output order,
-    in TOSA axis order and element types. Tensors named in `bounded` are known to hold finite numbers only.
+    """The OpenVINO model of a validated graph of known shapes: Parameters for inputs and variables, Results for outputs
+    and written variables, each in order, in TOSA axis order and element types. Tensors named in `bounded` are known to
+    hold finite numbers only.
 
     Raises `Refused` with the operator's name if an operator is not run as TOSA defines it.
     """
