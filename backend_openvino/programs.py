@@ -82,7 +82,14 @@ class Host:
     offered: Target
 
 
-_OFFERED = Extension.DYNAMIC | Extension.VARIABLE | Extension.DOUBLEROUND | Extension.INEXACTROUND
+_OFFERED = (
+    Extension.INT16
+    | Extension.INT4
+    | Extension.VARIABLE
+    | Extension.DYNAMIC
+    | Extension.DOUBLEROUND
+    | Extension.INEXACTROUND
+)
 
 
 def offered(device: str) -> Target:

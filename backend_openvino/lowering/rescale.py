@@ -10,6 +10,7 @@ import numpy as np
 import openvino as ov
 from openvino import opset15 as ops
 
+from virtaccel.backend_openvino.lowering import int48
 from virtaccel.backend_openvino.lowering import layout as axes
 from virtaccel.backend_openvino.lowering.exact import (
     Wide,
@@ -91,6 +92,13 @@ def _scaled(x: ov.Output, multiplier: Array, shift: Array, double: bool, bits: i
     return scaled(wide, shift)
 
 
+def _scaled_48(x: Wide, multiplier: Array, shift: Array) -> ov.Output:
+    """INT32 (x * multiplier + rounding) >> shift of INT48; the multiplier has 15 bits."""
+    low, middle, high = (ops.multiply(word, i32(multiplier)).output(0) for word in x)
+    middle_sum = ops.add(low_bits(middle, 16), shifted_right(low, 16)).output(0)
+    return scaled(Wide(low_bits(low, 16), middle_sum, ops.add(high, shifted_right(middle, 16)).output(0)), shift)
+
+
 def _rescale(site: Site) -> tuple[Value, ...]:
     value, target = operand(site, 0), site.out_dtypes[0]
     mode = _check(site, value.dtype, target)
@@ -98,12 +106,15 @@ def _rescale(site: Site) -> tuple[Value, ...]:
     in_zero = _zero_point(site, 3, value.dtype, in_unsigned)
     out_zero = _zero_point(site, 4, target, out_unsigned)
     multiplier, shift = _scales(site, value)
-    x = as_i32(value.output)
-    if in_unsigned:
-        x = low_bits(x, BITS[value.dtype])
-    if in_zero:
-        x = ops.subtract(x, i32(in_zero)).output(0)
-    x = _scaled(x, multiplier, shift, mode is RoundingMode.DOUBLE_ROUND, min(BITS[value.dtype] + 1, 32))
+    if value.dtype is DType.INT48:
+        x = _scaled_48(int48.words(value.output), multiplier, shift)
+    else:
+        x = as_i32(value.output)
+        if in_unsigned:
+            x = low_bits(x, BITS[value.dtype])
+        if in_zero:
+            x = ops.subtract(x, i32(in_zero)).output(0)
+        x = _scaled(x, multiplier, shift, mode is RoundingMode.DOUBLE_ROUND, min(BITS[value.dtype] + 1, 32))
     if target is not DType.INT32:
         half = 1 << (BITS[target] - 1)
         low, high = (0, 2 * half - 1) if out_unsigned else (-half, half - 1)
@@ -114,11 +125,12 @@ def _rescale(site: Site) -> tuple[Value, ...]:
     return (site.builder.value(back(x, target), target, value.shape, value.layout),)
 
 
-_INTEGERS = (DType.INT8, DType.INT16, DType.INT32)
+_RESULTS = (DType.INT8, DType.INT16, DType.INT32)
+_OPERANDS = (*_RESULTS, DType.INT48)
 
 register(
     Record(
-        Op.RESCALE, frozenset((source, target) for source in _INTEGERS for target in _INTEGERS), _rescale,
+        Op.RESCALE, frozenset((source, target) for source in _OPERANDS for target in _RESULTS), _rescale,
         "64-bit product in limbs of INT32", True,
     ),
 )  # fmt: skip

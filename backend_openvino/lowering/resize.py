@@ -12,11 +12,12 @@ import numpy as np
 import openvino as ov
 from openvino import opset15 as ops
 
+from virtaccel.backend_openvino.lowering import int48
 from virtaccel.backend_openvino.lowering import layout as axes
-from virtaccel.backend_openvino.lowering.exact import as_i32, f32, i32
+from virtaccel.backend_openvino.lowering.exact import as_i32, f32, i32, low_bits, shifted_right
 from virtaccel.backend_openvino.lowering.half import narrowed, widened
 from virtaccel.backend_openvino.lowering.operands import FLOATS, operand
-from virtaccel.backend_openvino.lowering.registry import Array, Record, Site, Value, register
+from virtaccel.backend_openvino.lowering.registry import Array, Layout, Record, Site, Value, register
 from virtaccel.tosa_graph.graph import DType, Op
 from virtaccel.tosa_graph.schema import ResizeMode
 
@@ -98,6 +99,14 @@ def _blended(x: ov.Output, grid: Grid, axis: int, rank: int, integer: bool) -> o
     return ops.add(near, far).output(0)
 
 
+def _blended_48(site: Site, x: ov.Output, grids: tuple[Grid, Grid], where: list[int], layout: Layout) -> Value:
+    """INT16 in both directions: INT32 holds the first, the second takes its halves and makes INT48."""
+    rows = _blended(x, grids[0], where[0], 4, True)
+    low, high = low_bits(rows, 16), shifted_right(rows, 16)
+    terms = [int48.Term(_blended(half, grids[1], where[1], 4, True), shift) for half, shift in ((low, 0), (high, 16))]
+    return int48.value(site, int48.total(terms), layout)
+
+
 def _resize(site: Site) -> tuple[Value, ...]:
     value = operand(site, 0)
     if len(value.shape) != 4:
@@ -119,6 +128,8 @@ def _resize(site: Site) -> tuple[Value, ...]:
         node = widened(value.output, value.dtype)
     else:
         node = as_i32(value.output)
+    if value.dtype is DType.INT16:
+        return (_blended_48(site, node, grids, where, value.layout),)
     for grid, axis in zip(grids, where, strict=True):
         node = _blended(node, grid, axis, 4, value.dtype not in FLOATS)
     output = narrowed(site, node) if value.dtype in FLOATS else node
@@ -133,10 +144,12 @@ def _checked_resize(site: Site) -> tuple[Value, ...]:
     return _resize(site)
 
 
+_TYPES = frozenset((dtype, dtype) for dtype in (*FLOATS, DType.INT8, DType.INT16))
+_WIDENED = frozenset({(DType.INT8, DType.INT32), (DType.INT16, DType.INT48)})
+
 register(
     Record(
-        Op.RESIZE,
-        frozenset((dtype, dtype) for dtype in (*FLOATS, DType.INT8, DType.INT16)) | {(DType.INT8, DType.INT32)},
-        _checked_resize, "Interpolate, or gathers and weights worked out while lowering", False,
+        Op.RESIZE, _TYPES | _WIDENED, _checked_resize,
+        "Interpolate, or gathers and weights worked out while lowering", False,
     ),
 )  # fmt: skip
