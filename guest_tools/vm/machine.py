@@ -49,7 +49,6 @@ class Machine:
         files: Mapping[str, bytes],
         *,
         reboots: bool = False,
-        processors: int = 2,
     ) -> None:
         self._folder = folder
         self._socket: socket.socket | None = None
@@ -59,7 +58,7 @@ class Machine:
         self.console = folder / "console.log"
         command = [
             *sysroot.qemu(),
-            *base_arguments(pairing, accelerator, processors),
+            *base_arguments(pairing, accelerator),
             *commands.control_arguments(folder / "qmp", folder / "port"),
             *commands.kernel_arguments(sysroot.kernel, initrd, "quiet virtaccel.mode=serve"),
             *("-display", "none", "-serial", f"file:{self.console}"),
@@ -176,12 +175,12 @@ class Machine:
         return MachineError("\n".join(part for part in (what + ended, self.qemu.tail(), console) if part))
 
 
-def base_arguments(pairing: commands.Pairing, accelerator: str, processors: int) -> list[str]:
+def base_arguments(pairing: commands.Pairing, accelerator: str) -> list[str]:
     """A machine with the device and nothing that nobody asked for. It ends with the process that started it."""
     return [
         *("-nodefaults", "-no-user-config", "-run-with", "exit-with-parent=on"),
         *commands.memory_arguments(pairing),
-        *commands.processor_arguments(accelerator, processors),
+        *commands.processor_arguments(accelerator),
         *commands.device_arguments(pairing),
     ]
 

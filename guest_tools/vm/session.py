@@ -31,7 +31,6 @@ class Options:
     memory_mib: int = 512
     virtio_id: int = 21
     accelerator: str | None = None
-    processors: int = 2
     reboots: bool = False
     daemon: tuple[str, ...] = ()
     files: Mapping[str, bytes] = field(default_factory=dict)
@@ -68,7 +67,6 @@ class VmSession:
             self.accelerator,
             options.files,
             reboots=options.reboots,
-            processors=options.processors,
         )
         self._stack.callback(machine.close)
         try:
@@ -84,7 +82,7 @@ class VmSession:
         initrd = write_initrd(self.sysroot, self.folder, self.options.files)
         command = [
             *self.sysroot.qemu(),
-            *base_arguments(pairing, self.accelerator, self.options.processors),
+            *base_arguments(pairing, self.accelerator),
             *commands.kernel_arguments(self.sysroot.kernel, initrd, "quiet virtaccel.mode=shell"),
             *("-display", "none", "-serial", "mon:stdio", "-no-reboot"),
         ]

@@ -42,7 +42,7 @@ def pair(
         for socket in sockets:
             folder = short_folder / socket.stem
             folder.mkdir()
-            guests.append(Machine(sysroot, Pairing(socket, 384), folder, accelerator, job_files, processors=1))
+            guests.append(Machine(sysroot, Pairing(socket, 384), folder, accelerator, job_files))
             stack.callback(guests[-1].close)
         for guest in guests:
             guest.wait_ready()
