@@ -10,3 +10,4 @@ from virtaccel.backend_openvino.lowering import integer_convolution as integer_c
 from virtaccel.backend_openvino.lowering import reduce as reduce
 from virtaccel.backend_openvino.lowering import rescale as rescale
 from virtaccel.backend_openvino.lowering import resize as resize
+from virtaccel.backend_openvino.lowering import spectral as spectral
