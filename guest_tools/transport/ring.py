@@ -130,11 +130,12 @@ class CommandRing:
         self._block[start : start + size] = request[0] if len(request) == 1 else b"".join(request)
         try:
             head = self.queue.publish(((request_address, size),), ((response_address, capacity),))
-        except Backpressure:
+        except DeviceMisbehaved as error:
+            self._free.append(slot)
+            raise TransportError(f"the device broke the ring: {error}") from error
+        except BaseException:
             self._free.append(slot)
             raise
-        except DeviceMisbehaved as error:
-            raise TransportError(f"the device broke the ring: {error}") from error
         self._issued[head] = slot
         self.published += 1
         return head
@@ -159,11 +160,12 @@ class CommandRing:
                     f"the device takes {self._limit}"
                 )
             head = self.queue.publish(readable, writable)
-        except (Backpressure, TransportError):
+        except DeviceMisbehaved as error:
+            self._pages.give_back(taken)
+            raise TransportError(f"the device broke the ring: {error}") from error
+        except BaseException:
             self._pages.give_back(taken)
             raise
-        except DeviceMisbehaved as error:
-            raise TransportError(f"the device broke the ring: {error}") from error
         self._issued[head] = _Slot(start, 0, 0, self._block[answer : answer + capacity], taken)
         self.published += 1
         return head
