@@ -31,6 +31,7 @@ from virtaccel.tosa_graph.graph import DType, packed_bytes
 DISTRIBUTION: Final = "tosa-tools"
 REFERENCE_SECONDS: Final = 300.0
 _WORTH_KEEPING_SECONDS: Final = 1.0
+_WORTH_KEEPING_BYTES: Final = 4 << 20
 _KEPT: Final = "reference"
 
 _BITS: Final = {DType.BF16: np.dtype("V2"), DType.FP8E4M3: np.dtype("V1"), DType.FP8E5M2: np.dtype(np.uint8)}
@@ -190,7 +191,7 @@ def _c_tensor(name: str, array: Array, dtype: DType) -> _CTensor:
 
 
 class Reference:
-    """The reference model in its precise mode. What took it long is kept beside the test for the next time."""
+    """The reference model in its precise mode. What took it long and is small is kept beside the test for the next time."""
 
     def __init__(self, tools: Tools) -> None:
         self._tools = tools
@@ -210,7 +211,8 @@ class Reference:
                 inputs(folder)
                 began = time.monotonic()
                 self._run(folder, description)
-                if time.monotonic() - began < _WORTH_KEEPING_SECONDS:
+                size = sum((folder / name).stat().st_size for name in files)
+                if time.monotonic() - began < _WORTH_KEEPING_SECONDS or size > _WORTH_KEEPING_BYTES:
                     return _answers(folder, wanted, bounds)
                 _keep(folder, kept, files)
         return _answers(kept, wanted, bounds)
