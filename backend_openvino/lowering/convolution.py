@@ -15,6 +15,7 @@ import openvino as ov
 from openvino import opset15 as ops
 
 from virtaccel.backend_openvino.lowering import layout as axes
+from virtaccel.backend_openvino.lowering.elementwise import linear
 from virtaccel.backend_openvino.lowering.half import narrowed
 from virtaccel.backend_openvino.lowering.numbers import ELEMENT_TYPES
 from virtaccel.backend_openvino.lowering.registry import Array, Layout, Record, Site, Value, register
@@ -141,29 +142,11 @@ def _finite(value: Value) -> bool:
 # ---- convolutions
 
 
-def _as_product(site: Site, window: Window) -> tuple[Value, ...] | None:
-    """A convolution by a kernel of one point over maps of one point is a matrix product."""
-    value, weight, bias = (_operand(site, index) for index in range(3))
-    batch, out_channels = site.out_shapes[0][0], site.out_shapes[0][-1]
-    single = all(size == 1 for size in (*value.shape[1:-1], *weight.shape[1:-1]))
-    if not single or any(window.begin) or any(window.end):
-        return None
-    flat = reshaped(value.output, [batch, value.shape[-1]])
-    kernel = _weights(site, weight, axes.identity(len(weight.shape)), [out_channels, weight.shape[-1]])
-    product = ops.matmul(_widened(flat, value.dtype), kernel, False, True).output(0)
-    total = _biased(site, product, bias, 2)
-    shaped = reshaped(total, list(site.out_shapes[0]))
-    return _result(site, shaped, axes.identity(len(value.shape)))
-
-
 def _convolution(site: Site) -> tuple[Value, ...]:
     """CONV2D and CONV3D: [N, (D,) H, W, IC] by [OC, (KD,) KH, KW, IC]."""
     _no_zero_points(site, 3, 4)
     weight, bias = _operand(site, 1), _operand(site, 2)
     value, window = without_pad(site, window_of(site), 0.0 if _finite(weight) else None)
-    product = _as_product(site, window)
-    if product is not None:
-        return product
     rank = len(value.shape)
     first = (0, rank - 1, *range(1, rank - 1))
     data = _widened(site.builder.to_layout(value, first), value.dtype)
@@ -194,9 +177,20 @@ def _depthwise(site: Site) -> tuple[Value, ...]:
     weight, bias = _operand(site, 1), _operand(site, 2)
     value, window = without_pad(site, window_of(site), 0.0 if _finite(weight) else None)
     height, width, channels, multiplier = weight.shape
+    if (height, width, multiplier) == (1, 1, 1) and max(window.stride) == 1 and not any(window.begin + window.end):
+        return _scaled(site, value, weight, bias)
     data = _widened(site.builder.to_layout(value, axes.NCHW), value.dtype)
     kernel = _weights(site, weight, (2, 3, 0, 1), [channels, multiplier, 1, height, width])
     node = ops.group_convolution(data, kernel, window.stride, window.begin, window.end, window.dilation).output(0)
+    return _result(site, _biased(site, node, bias, 4), axes.NCHW)
+
+
+def _scaled(site: Site, value: Value, weight: Value, bias: Value) -> tuple[Value, ...]:
+    """A depthwise convolution by a kernel of one point is a factor and a term for each channel, which the runtime makes
+    part of the node before or after."""
+    data = _widened(site.builder.to_layout(value, axes.NCHW), value.dtype)
+    factor = _weights(site, weight, (0, 1, 2, 3), [1, value.shape[-1], 1, 1])
+    node = linear(ops.multiply, data, factor)
     return _result(site, _biased(site, node, bias, 4), axes.NCHW)
 
 
@@ -330,7 +324,7 @@ _CONVOLUTIONS = frozenset({(DType.FP32, DType.FP32, DType.FP32), (DType.FP16, DT
 _POOLS = frozenset({(DType.FP32,), (DType.FP16,)})
 
 register(
-    Record(Op.CONV2D, _CONVOLUTIONS, _convolution, "Convolution, channels first; MatMul on maps of one point", False),
+    Record(Op.CONV2D, _CONVOLUTIONS, _convolution, "Convolution, channels first", False),
     Record(Op.CONV3D, _CONVOLUTIONS, _convolution, "Convolution, channels first", False),
     Record(Op.DEPTHWISE_CONV2D, _CONVOLUTIONS, _depthwise, "GroupConvolution, channels first", False),
     Record(

@@ -151,14 +151,15 @@ def _fenced(a: ov.Output, b: ov.Output) -> ov.Output:
     return ops.prelu(a, f32([1.0])).output(0)
 
 
-def _linear(node: Callable[[ov.Output, ov.Output], ov.Node], a: ov.Output, b: ov.Output) -> ov.Output:
+def linear(node: Callable[[ov.Output, ov.Output], ov.Node], a: ov.Output, b: ov.Output) -> ov.Output:
+    """Sum, difference or product of FP32 nodes that broadcast, rounded as one operation."""
     return node(_fenced(a, b), _fenced(b, a)).output(0)
 
 
 _BINARY: dict[Op, Rule] = {
-    Op.ADD: partial(_linear, ops.add),
-    Op.SUB: partial(_linear, ops.subtract),
-    Op.MUL: partial(_linear, ops.multiply),
+    Op.ADD: partial(linear, ops.add),
+    Op.SUB: partial(linear, ops.subtract),
+    Op.MUL: partial(linear, ops.multiply),
     Op.POW: lambda a, b: ops.power(a, b).output(0),
 }
 

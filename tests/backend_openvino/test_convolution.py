@@ -99,6 +99,32 @@ def test_depthwise_conv2d(dtype: DType, multiplier: int) -> None:
     check(tosa, inputs, dtype)
 
 
+@pytest.mark.parametrize("bias", [1, 4])
+@pytest.mark.parametrize("constant_weights", [True, False])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_depthwise_conv2d_of_one_point(dtype: DType, constant_weights: bool, bias: int) -> None:
+    tosa, inputs = convolve(
+        Op.DEPTHWISE_CONV2D, dtype, (2, 7, 6, 4), (1, 1, 4, 1), (2, 7, 6, 4), bias, constant_weights,
+        pad=[0] * 4, stride=[1, 1], dilation=[1, 1],
+    )  # fmt: skip
+    check(tosa, inputs, dtype)
+
+
+def test_depthwise_conv2d_of_one_point_rounds_apart_from_what_is_around_it() -> None:
+    # (x - 1) * 3.3 near x = 1 has hardly any error, x * 3.3 - 3.3 has little else.
+    writer = GraphWriter()
+    x = writer.input("x", (1, 2, 3, 4), DType.FP32)
+    one = writer.constant(np.ones((1, 1, 1, 1), np.float32))
+    moved = writer.operator(Op.SUB, [x, one], ((1, 2, 3, 4), DType.FP32))
+    w, b = writer.constant(np.full((1, 1, 4, 1), 3.3, np.float32)), writer.constant(np.zeros(4, np.float32))
+    zero = writer.constant(np.zeros(1, np.float32))
+    window = {"pad": [0] * 4, "stride": [1, 1], "dilation": [1, 1], "acc_type": DType.FP32}
+    writer.output(writer.operator(Op.DEPTHWISE_CONV2D, [moved, w, b, zero, zero], ((1, 2, 3, 4), DType.FP32), window))
+    inputs = [(1 + np.arange(24).reshape(1, 2, 3, 4) * 2.0**-23).astype(np.float32)]
+    [got], [want] = lowered.run(writer.to_bytes(), inputs), oracle.reference(writer.to_bytes(), inputs)
+    np.testing.assert_allclose(got, want, rtol=1e-6, atol=0)
+
+
 @pytest.mark.parametrize("out_pad", [(0, 0, 0, 0), (-1, -2, 0, -1), (1, 0, 2, 1), (-1, 2, 1, -1)])
 def test_transpose_conv2d(out_pad: tuple[int, ...]) -> None:
     height, width = 3 * 2 + out_pad[0] + out_pad[1] + 3, 2 * 1 + out_pad[2] + out_pad[3] + 4
