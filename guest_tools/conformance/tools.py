@@ -191,7 +191,7 @@ def _c_tensor(name: str, array: Array, dtype: DType) -> _CTensor:
 
 
 class Reference:
-    """The reference model in its precise mode. What took it long and is small is kept beside the test for the next time."""
+    """The reference model in its precise mode. What took it long and is small is kept beside the test."""
 
     def __init__(self, tools: Tools) -> None:
         self._tools = tools
