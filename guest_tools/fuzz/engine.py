@@ -22,6 +22,7 @@ MOST_FINDINGS: Final = 20
 SHRINK_RUNS: Final = 4000
 SHRINK_SECONDS: Final = 10.0
 _CLOCK_EVERY: Final = 16
+_PARTICULARS: Final = re.compile(r"0x[0-9a-f]+|\d+|b'[^']*'|'[^']*'")
 
 
 class Found(NamedTuple):
@@ -71,9 +72,14 @@ def _nothing(*_: object) -> None:
 NOBODY: Final = Watcher(_nothing, _nothing, _nothing, _nothing)
 
 
+def gist(error: BaseException) -> str:
+    """The text of an error without what is only this one's: numbers, names, bytes."""
+    return _PARTICULARS.sub("#", str(error))[:160]
+
+
 def signature(error: BaseException) -> str:
     """What an error has in common with others of its kind: its type, its text without numbers, and where it arose."""
-    text = re.sub(r"0x[0-9a-f]+|\d+|b'[^']*'|'[^']*'", "#", str(error))[:160]
+    text = gist(error)
     if isinstance(error, Finding):
         return f"Finding: {text}"
     frames = traceback.extract_tb(error.__traceback__)

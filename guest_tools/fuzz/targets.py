@@ -25,7 +25,7 @@ TARGETS = {
     "session": Row("session", "SessionTarget", True, "command sequences with backend faults, against a model"),
     "vhost": Row("vhost", "VhostTarget", True, "vhost-user messages with descriptors over a real socket"),
     "tosa": Row("tosa", "TosaTarget", False, "TOSA files against reader, validator and lowering"),
-    "device": Row("device", "DeviceTarget", False, "a hostile device against the guest's client and driver"),
+    "device": Row("hostile_device", "DeviceTarget", False, "a hostile device against the guest's client and driver"),
 }
 
 
