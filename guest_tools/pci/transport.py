@@ -51,15 +51,12 @@ def open_pci(
     that pool is left alone. Raises TransportError.
     """
     function = Function(choose(address, virtio_id))
-    try:
-        return PciTransport(function, interrupts=interrupts, huge_pages=huge_pages, lost_after=lost_after)
-    except BaseException:
-        function.close()
-        raise
+    return PciTransport(function, interrupts=interrupts, huge_pages=huge_pages, lost_after=lost_after)
 
 
 class PciTransport:
-    """See transport.base.Transport. Frame limits in `config` are lowered to what one chain of this memory carries."""
+    """See transport.base.Transport; owns `function` from the first moment on. Frame limits in `config` are lowered to
+    what one chain of this memory carries."""
 
     def __init__(
         self,
@@ -72,7 +69,22 @@ class PciTransport:
         self.function = function
         self._lost_after = lost_after
         self._lost: str | None = None
+        self._silent = False
         self._closed = False
+        self._words: list[registers.Words] = []
+        self._wait: Wait = Polling()
+        self._memory: DmaMemory | None = None
+        self._bell = memoryview(bytearray(2)).cast("H")
+        try:
+            self._take(interrupts, huge_pages)
+        except BaseException:
+            self.close()
+            raise
+
+    # -- bringing the device up ---------------------------------------------------------------------------------------
+
+    def _take(self, interrupts: bool, huge_pages: bool) -> None:
+        function = self.function
         node = function.take(interrupts=interrupts)
         function.enable()
         try:
@@ -81,29 +93,21 @@ class PciTransport:
             raise PciError(f"{function.address}: {error}") from error
         self._words = [registers.Words(function.map(window.bar), window) for window in self._windows[:4]]
         self._common = registers.CommonConfig(self._words[0])
-        raw = self._handshake()
+        self._negotiate()
+        raw = decode_config(self._common.read_device_config(self._words[3], CONFIG_BYTES))
         self._queue_size = self._offered_queue(raw)
         wanted = min(LARGEST_BULK, raw.max_request_bytes + raw.max_response_bytes)
         smallest = block_bytes(self._queue_size, SMALLEST_BULK)
         # The order of these two is the order in which their descriptors are closed if this process is killed: letting
         # go of the function turns its bus mastering off, and only then may the memory's pin go.
-        self._wait: Wait = UioInterrupt(node, function, self._words[2].u8) if node else Polling()
-        try:
-            self._memory = allocate(block_bytes(self._queue_size, wanted), smallest, huge_pages=huge_pages)
-        except TransportError:
-            self._wait.close()
-            raise
-        try:
-            self._ring = self._place_ring(raw)
-            self._config = self._within(raw)
-            self._start()
-        except BaseException:
-            self.close()
-            raise
+        if node is not None:
+            self._wait = UioInterrupt(node, function, self._words[2].u8)
+        self._memory = allocate(block_bytes(self._queue_size, wanted), smallest, huge_pages=huge_pages)
+        self._ring = self._place_ring(self._memory, raw)
+        self._config = self._within(self._memory, raw)
+        self._start()
 
-    # -- bringing the device up ---------------------------------------------------------------------------------------
-
-    def _handshake(self) -> Config:
+    def _negotiate(self) -> None:
         accepted = self._common.negotiate(registers.FEATURE_VERSION_1 | registers.FEATURE_ACCESS_PLATFORM)
         if accepted & registers.FEATURE_ACCESS_PLATFORM and self.function.translated:
             self._common.reset()
@@ -111,7 +115,6 @@ class PciTransport:
                 f"{self.function.address} sits behind an IOMMU that translates its addresses, and this driver knows "
                 "physical ones only: boot the guest with iommu=pt, or start the VMM without iommu_platform"
             )
-        return decode_config(self._common.read_device_config(self._words[3], CONFIG_BYTES))
 
     def _offered_queue(self, raw: Config) -> int:
         if self._common.queues < 1:
@@ -124,15 +127,13 @@ class PciTransport:
             )
         return min(offered, LARGEST_QUEUE)
 
-    def _place_ring(self, raw: Config) -> CommandRing:
-        memory = self._memory
+    def _place_ring(self, memory: DmaMemory, raw: Config) -> CommandRing:
         if memory.page == SMALL_PAGE:
             self._queue_size = min(self._queue_size, SMALL_PAGE_QUEUE)
         return CommandRing(memory.view, memory.segments, self._queue_size, raw.max_chain_descriptors)
 
-    def _within(self, raw: Config) -> Config:
+    def _within(self, memory: DmaMemory, raw: Config) -> Config:
         """The device's limits, lowered to one chain of our pages: a part that begins inside a page takes one more."""
-        memory = self._memory
         descriptors = min(raw.max_chain_descriptors, self._queue_size) - 3
         room = min(descriptors * memory.page, memory.size - block_bytes(self._queue_size, 0) - layout.MAX_QUEUE_SIZE)
         return raw._replace(
@@ -151,6 +152,7 @@ class PciTransport:
             at = capabilities.notify_offset(self._windows, offset)
         except capabilities.CapabilityError as error:
             raise PciError(f"{self.function.address}: {error}") from error
+        self._bell.release()
         self._bell = memoryview(self.function.map(self._windows.notify.bar))[at : at + 2].cast("H")
         self._common.add_status(registers.DRIVER_OK)
 
@@ -163,7 +165,8 @@ class PciTransport:
     @property
     def how(self) -> str:
         """One line for people: interrupts or polling, and how the memory is held."""
-        return f"{'interrupts' if self._wait.uses_interrupts else 'polling'}; {self._memory.kind}"
+        held = self._memory.kind if self._memory is not None else "no memory"
+        return f"{'interrupts' if self._wait.uses_interrupts else 'polling'}; {held}"
 
     @property
     def interrupts(self) -> int:
@@ -244,6 +247,7 @@ class PciTransport:
         if status & registers.NEEDS_RESET or not status & registers.DRIVER_OK:
             raise self._fail(f"device lost: its status is {status:#x}, it needs a reset")
         if silence >= self._lost_after:
+            self._silent = True
             raise self._fail(f"device lost: no answer for {silence:.1f} s, {self._outstanding} commands outstanding")
         if self._question == NO_QUESTION:
             try:
@@ -255,33 +259,40 @@ class PciTransport:
             self._bell[0] = wire.COMMAND_QUEUE
 
     def reset(self) -> None:
-        """See Transport. Also the way back from DeviceLost, if there is a device again."""
-        if self._closed:
+        """See Transport. A device that was lost by its silence stays lost: where the back end is gone, QEMU's generic
+        device aborts the whole machine when it is started again (docs/pairing.md), and a guest cannot tell. The
+        configuration, which does not change, is not read again."""
+        if self._silent:
+            raise self._unusable()
+        if self._closed or self._memory is None:
             raise TransportError("the transport is closed")
-        self._bell.release()
-        raw = self._handshake()
+        self._lost = "device lost: it did not come back from a reset"
+        self._negotiate()
         self._ring.reset()
-        self._config = self._within(raw)
         self._start()
 
     def close(self) -> None:
-        """See Transport. Memory that the device may still write to, since it did not confirm its reset, is not
-        freed."""
+        """See Transport. Memory that the device may still write to, as it did not confirm its reset, is not freed."""
         if self._closed:
             return
         self._closed = True
+        stopped = True
         try:
-            self._common.reset()
+            if self._words:
+                self._common.reset()
         except TransportError:
-            _NOT_GIVEN_BACK.append(self._memory)
+            stopped = False
         self._wait.close()
-        if hasattr(self, "_bell"):
-            self._bell.release()
+        self._bell.release()
         for words in self._words:
             words.release()
         self.function.close()
-        if self._memory not in _NOT_GIVEN_BACK:
+        if self._memory is None:
+            return
+        if stopped:
             self._memory.close()
+        else:
+            _NOT_GIVEN_BACK.append(self._memory)
 
     def _checked(self, error: TransportError) -> TransportError:
         """A frame that can never fit leaves the ring sound; anything else a broken ring says is the device's end."""

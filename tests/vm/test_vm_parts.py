@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
+import time
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from click.testing import CliRunner
@@ -124,3 +128,80 @@ def test_a_file_that_is_no_model_is_refused_before_a_guest_boots(empty_cache: Pa
     assert "junk.tosa" in done.output
     assert "Traceback" not in done.output
     assert not empty_cache.exists()
+
+
+def test_a_second_run_waits_for_the_first_one_s_download(empty_cache: Path) -> None:
+    """The lock is held by another process, as two `vm run` at once would do it."""
+    code = (
+        "import sys, time; from virtaccel.guest_tools.qemu import exclusive\n"
+        "with exclusive('sysroot'):\n    print('held', flush=True); sys.stdin.read()"
+    )
+    said: list[str] = []
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdin is not None
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"held\n"
+        waiting = Thread(target=lambda: take_lock(said))
+        waiting.start()
+        limit = time.monotonic() + 30
+        while not said and time.monotonic() < limit:
+            time.sleep(0.01)
+        assert said == ["waiting for another run to finish its download"]
+        other.stdin.close()
+        waiting.join(30)
+    assert said[1:] == ["taken"]
+
+
+def take_lock(said: list[str]) -> None:
+    with qemu.exclusive("sysroot", said.append):
+        said.append("taken")
+
+
+@pytest.mark.parametrize(
+    ("listed", "uri"),
+    [
+        (["http://m.example/debian/|bookworm|main|Debian"], "http://m.example/debian/"),
+        (
+            ["http://a/|nodistro|main|Node", "http://s/|bookworm-security|main|Debian", "http://d/|trixie|main|"],
+            "http://d/",
+        ),
+        (["http://u.example/ubuntu/|noble|main|Ubuntu"], None),
+        ([], None),
+    ],
+)
+def test_the_mirror_is_the_machine_s_own(
+    listed: list[str], uri: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in for apt-get prints what apt would list: other machines' configurations cannot be had here."""
+    stand_in = tmp_path / "apt-get"
+    lines = "\n".join(f"echo '{line}'" for line in listed)
+    stand_in.write_text(f'#!/bin/sh\n[ "$1" = indextargets ] || exit 9\n{lines}\n')
+    stand_in.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.delenv(qemu.MIRROR_VARIABLE, raising=False)
+    if uri is not None:
+        assert qemu.mirror() == uri
+    else:
+        with pytest.raises(qemu.QemuUnavailable, match=qemu.MIRROR_VARIABLE):
+            qemu.mirror()
+
+
+def test_kvm_is_tried_only_where_it_can_be_opened(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(qemu.os, "access", lambda *_: False)
+    assert qemu.accelerator(qemu.Sysroot(empty_cache, ())) == "tcg"
+    assert not empty_cache.exists()
+
+
+def test_an_answer_about_kvm_holds_until_the_machine_reboots(
+    empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probes = []
+    monkeypatch.setattr(qemu.os, "access", lambda *_: True)
+    monkeypatch.setattr(qemu, "_kvm_runs", lambda sysroot: probes.append(sysroot) or True)
+    sysroot = qemu.Sysroot(empty_cache, ())
+    assert [qemu.accelerator(sysroot) for _ in range(3)] == ["kvm"] * 3
+    assert len(probes) == 1
+    note = empty_cache / "accelerator.json"
+    note.write_text(note.read_text().replace('"boot": "', '"boot": "x'))
+    assert qemu.accelerator(sysroot) == "kvm"
+    assert len(probes) == 2
