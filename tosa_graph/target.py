@@ -58,6 +58,17 @@ BASE_PROFILE: Final[dict[Extension, Profile]] = {
 """The profile that an extension extends; those not listed extend either."""
 
 
+PROFILE_NAMES: Final = {Profile.INTEGER: "PRO-INT", Profile.FLOATING_POINT: "PRO-FP"}
+
+
+def names(profiles: Profile, extensions: Extension) -> tuple[str, ...]:
+    """What the standard calls them, in the order of their bits."""
+    return (
+        *(name for profile, name in PROFILE_NAMES.items() if profile & profiles),
+        *(f"EXT-{extension.name}" for extension in Extension if extension & extensions),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Level:
     """Maxima of operator arguments (table of levels)."""
@@ -89,6 +100,9 @@ class Target:
 
     def covers(self, profiles: Profile, extensions: Extension) -> bool:
         return profiles & self.profiles == profiles and extensions & self.extensions == extensions
+
+    def __str__(self) -> str:
+        return ", ".join((*names(self.profiles, self.extensions), f"level {self.level.name}"))
 
 
 EVERYTHING: Final = Target(ALL_PROFILES, ALL_EXTENSIONS)
