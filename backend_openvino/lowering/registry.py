@@ -81,10 +81,13 @@ class Record:
     """The rows this one joins, where an operator's types are run in several ways."""
 
     def admits(self, site: Site) -> bool:
-        """Whether the site's types are among `types`: a row's last type is the output's, the ones before it are the
-        first operands' in order; a row of one type is the output's, or the operands' where the output is BOOL."""
+        """Whether the site's types are among `types`."""
         operands = tuple(value.dtype for value in site.inputs if value is not None)
-        output = site.out_dtypes[0] if site.out_dtypes else DType.UNKNOWN
+        return self.covers(operands, site.out_dtypes[0] if site.out_dtypes else DType.UNKNOWN)
+
+    def covers(self, operands: tuple[DType, ...], output: DType) -> bool:
+        """Whether these types are among `types`: a row's last type is the output's, the ones before it are the first
+        operands' in order; a row of one type is the output's, or the operands' where the output is BOOL."""
         for row in self.types:
             if len(row) == 1 and (row[0] == output or (output is DType.BOOL and row == operands[:1])):
                 return True
