@@ -38,6 +38,7 @@ COMPLETE = Polled(EventState.COMPLETE, Status.OK)
 CANCELLED = Polled(EventState.CANCELLED, Status.OK)
 EXPIRED = Polled(EventState.FAILED, Status.DEADLINE_EXPIRED)
 BROKEN = Polled(EventState.FAILED, Status.INTERNAL_ERROR)
+ENDLESS = Polled(EventState.FAILED, Status.RESOURCE_LIMIT)
 
 
 Shapes: TypeAlias = tuple[tuple[int, ...], ...]
@@ -69,11 +70,14 @@ class Guard(NamedTuple):
 
 class Executable:
     """A compiled model with its slots (inputs, outputs, variables) and its conditions. Shared by all programs of the
-    same artifact."""
+    same artifact. `steps` is the output that tells how many loop iterations were left, None if there are no loops."""
 
-    def __init__(self, model: ov.CompiledModel, slots: Sequence[Slot], guards: Sequence[Guard] = ()) -> None:
+    def __init__(
+        self, model: ov.CompiledModel, slots: Sequence[Slot], guards: Sequence[Guard] = (), steps: int | None = None
+    ) -> None:
         self.model = model
         self.slots = tuple(slots)
+        self.steps = steps
         self.guards = tuple(guards)
 
 
@@ -91,7 +95,7 @@ class Request:
     complete: the old value may be read until the end, and a run that fails leaves the stream where it was.
     """
 
-    __slots__ = ("_checked", "_outputs", "_tensors", "_written", "executable", "infer", "ranges")
+    __slots__ = ("_checked", "_outputs", "_steps", "_tensors", "_written", "executable", "infer", "ranges")
 
     def __init__(self, executable: Executable) -> None:
         self.executable = executable
@@ -100,6 +104,7 @@ class Request:
         self._tensors: list[ov.Tensor] = []
         self._outputs: list[tuple[int, int]] = []
         self._written: list[tuple[NDArray[np.uint8], NDArray[np.uint8]]] = []
+        self._steps = np.ones(1, np.int32)
         self._checked = False
 
     def bind(self, ranges: tuple[Range, ...]) -> None:
@@ -120,6 +125,10 @@ class Request:
                 tensors.append(ov.Tensor(memory, slot.ov_shape, slot.element))
                 infer.set_output_tensor(slot.output, tensors[-1])
                 outputs.append((slot.output, memory.ctypes.data))
+        if self.executable.steps is not None:
+            tensors.append(ov.Tensor(self._steps, [1], ov.Type.i32))
+            infer.set_output_tensor(self.executable.steps, tensors[-1])
+            outputs.append((self.executable.steps, self._steps.ctypes.data))
         self.ranges, self._tensors, self._outputs, self._written = ranges, tensors, outputs, written
         self._checked = False
 
@@ -130,6 +139,10 @@ class Request:
                 self.infer.get_output_tensor(port).data.ctypes.data == address for port, address in self._outputs
             )
         return self._checked
+
+    def ran_out(self) -> bool:
+        """Whether a loop was ended before its condition said so."""
+        return self.executable.steps is not None and self._steps[0] <= 0
 
     def keep_variables(self) -> None:
         """The run is complete: what it wrote to variables is what they hold."""
@@ -292,6 +305,9 @@ class Executor:
         # It may have ended long before this look: the runtime's own measure says when.
         if event.deadline and event.admitted + int(request.infer.latency * 1e6) >= event.deadline:
             return EXPIRED
+        if request.ran_out():
+            log.warning("a loop was ended after too many iterations")
+            return ENDLESS
         request.keep_variables()
         return COMPLETE
 

@@ -25,7 +25,7 @@ from virtaccel.backend_openvino import compile as runtime
 from virtaccel.backend_openvino.buffers import Buffer
 from virtaccel.backend_openvino.execution import Call, Executable, Guard, Range, Request, Shapes, Slot
 from virtaccel.backend_openvino.loader import Job
-from virtaccel.backend_openvino.lowering.builder import BUILT_IN, Builder, lower, written_variables
+from virtaccel.backend_openvino.lowering.builder import BUILT_IN, Builder, has_loops, lower, written_variables
 from virtaccel.backend_openvino.lowering.ranges import FLOATS, bounded
 from virtaccel.backend_openvino.lowering.registry import RECORDS, Refused
 from virtaccel.device.backend import BackendError, Binding
@@ -85,7 +85,9 @@ class Host:
 _OFFERED = (
     Extension.INT16
     | Extension.INT4
+    | Extension.FFT
     | Extension.VARIABLE
+    | Extension.CONTROLFLOW
     | Extension.DYNAMIC
     | Extension.DOUBLEROUND
     | Extension.INEXACTROUND
@@ -173,7 +175,8 @@ class Source:
             raise BackendError(Status.INTERNAL_ERROR, f"lowering failed: {error}") from error
         slots = _slots(graph, compiled)
         guards = _guards(slots[: len(graph.inputs)], bounds.limit) if bounds is not None else ()
-        executable = Executable(compiled, slots, guards)
+        steps = len(compiled.outputs) - 1 if has_loops(graph) else None
+        executable = Executable(compiled, slots, guards, steps)
         with self._lock:
             self._variants[variant] = executable
             while len(self._variants) > MAX_VARIANTS:
@@ -188,7 +191,7 @@ def _guarded_bytes(graph: Graph) -> int:
 def _slots(graph: Graph, compiled: ov.CompiledModel) -> list[Slot]:
     """Slots in the order of `Source.arguments`; ports as `lower` orders them."""
     inputs, outputs = (*graph.inputs, *graph.variables), (*graph.outputs, *written_variables(graph))
-    if len(compiled.inputs) != len(inputs) or len(compiled.outputs) != len(outputs):
+    if len(compiled.inputs) != len(inputs) or len(compiled.outputs) != len(outputs) + has_loops(graph):
         raise BackendError(Status.INCOMPATIBLE, "the compiled model has other inputs or outputs than the graph")
     first = {tensor.name: port for port, tensor in enumerate(graph.variables, len(graph.inputs))}
     second = {tensor.name: port for port, tensor in enumerate(outputs) if tensor.variable}

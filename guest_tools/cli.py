@@ -32,6 +32,7 @@ COMMANDS = {
     "info": Command("virtaccel.guest_tools.commands.info", "What a device is, can do and allows."),
     "inspect": Command("virtaccel.guest_tools.commands.inspect", "What is in a model, and what a device says of it."),
     "run": Command("virtaccel.guest_tools.commands.run", "Run a model on arrays, or check it against known answers."),
+    "operators": Command("virtaccel.guest_tools.commands.operators", "Which TOSA operators the backend runs, and how."),
     "conformance": Command("virtaccel.guest_tools.commands.conformance", "Hold a device to the standards."),
     "fuzz": Command("virtaccel.guest_tools.fuzz.command", "Look for inputs that break a device."),
     "vm": Command("virtaccel.guest_tools.commands.vm", "A virtual machine with the device in it."),

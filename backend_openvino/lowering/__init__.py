@@ -2,6 +2,7 @@
 
 from virtaccel.backend_openvino.lowering import cast as cast
 from virtaccel.backend_openvino.lowering import compare as compare
+from virtaccel.backend_openvino.lowering import control as control
 from virtaccel.backend_openvino.lowering import convolution as convolution
 from virtaccel.backend_openvino.lowering import data as data
 from virtaccel.backend_openvino.lowering import elementwise as elementwise

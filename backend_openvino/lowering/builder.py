@@ -8,6 +8,7 @@ TOSA 1.0, sections 1.7 (tensors), 2.14 (data nodes) and 2.17 (variable operators
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from itertools import count
 
 import numpy as np
 import openvino as ov
@@ -28,7 +29,10 @@ from virtaccel.tosa_graph.graph import Block, DType, Graph, Op, Operator, Tensor
 BUILT_IN = frozenset({Op.CONST, Op.CONST_SHAPE, Op.IDENTITY, Op.VARIABLE, Op.VARIABLE_READ, Op.VARIABLE_WRITE})
 """Operators without a row."""
 
-_PASSED_ON = frozenset({Op.IDENTITY, Op.VARIABLE_READ, Op.VARIABLE_WRITE})
+MAX_REGIONS = 1024
+"""Blocks that one graph may unfold to, where regions are called from several places."""
+MAX_STEPS = 1 << 17
+"""Loop iterations of one run, weighted by the size of the loop's body; a run that needs more fails."""
 
 
 def _key(output: ov.Output) -> tuple[str, int]:
@@ -48,6 +52,11 @@ class Builder:
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.producers: dict[str, Operator] = {}
         self.readers: dict[str, int] = {}
+        self.variables: dict[str, Value] = {}
+        self.steps: ov.Output | None = None
+        """INT32 [1], the loop iterations that are left, in a graph with loops."""
+        self.regions = count(1)
+        """How many regions have been emitted, this and nested ones together."""
         self._laid_out: dict[tuple[str, int, Layout], ov.Output] = {}
         for operator in block.operators:
             for name in operator.inputs:
@@ -150,10 +159,31 @@ class Builder:
             if tensor.data is None:
                 raise TosaError(f"CONST: tensor {tensor.name!r} has no data")
             self.values[tensor.name] = self._const(tensor, tensor.data)
-        elif operator.op in _PASSED_ON:
+        elif operator.op is Op.IDENTITY:
             self.values[operator.outputs[0]] = self.operand(operator.inputs[0])
+        elif operator.op is Op.VARIABLE_READ:
+            self.values[operator.outputs[0]] = self.variables[self._variable(operator.inputs[0])]
+        elif operator.op is Op.VARIABLE_WRITE:
+            self.variables[self._variable(operator.outputs[0])] = self.operand(operator.inputs[0])
         elif operator.op is not Op.VARIABLE:
             self._emit_record(operator)
+
+    def _variable(self, name: str) -> str:
+        return self.block.tensors[name].variable_name
+
+    def nested(self, name: str) -> Builder:
+        """For a block of the region called `name`; what its operators and results need is rounded as between operators.
+        Raises Refused if regions call each other so often that their number explodes."""
+        if next(self.regions) > MAX_REGIONS:
+            raise Refused(f"control flow unfolds to more than {MAX_REGIONS} regions")
+        block = next((region.blocks[0] for region in self.graph.regions if region.name == name), None)
+        if block is None:
+            raise TosaError(f"there is no region {name!r}")
+        child = Builder(self.graph, block)
+        child.regions = self.regions
+        for output in block.outputs:
+            child.readers[output] = child.readers.get(output, 0) + 1
+        return child
 
     def _const(self, tensor: Tensor, data: bytes) -> Value:
         if tensor.dtype not in ELEMENT_TYPES:
@@ -221,8 +251,13 @@ class Builder:
             tensor = self.block.tensors[name]
             element = ov.Type.i16 if name in passed else ELEMENT_TYPES[tensor.dtype]
             node = ops.parameter(node_shape(tensor.shape, tensor.dtype), element, name=f"in{len(nodes)}")
-            self._set(name, self.value(node, tensor.dtype, tensor.shape))
+            if tensor.variable:
+                self.variables[tensor.variable_name] = self.value(node, tensor.dtype, tensor.shape)
+            else:
+                self._set(name, self.value(node, tensor.dtype, tensor.shape))
             nodes.append(node)
+        if has_loops(self.graph):
+            self.steps = ops.constant(np.array([MAX_STEPS], np.int32)).output(0)
         return nodes
 
     def _only_passed(self) -> set[str]:
@@ -234,11 +269,13 @@ class Builder:
         return {name for name in self.block.inputs if self.block.tensors[name].dtype is DType.FP16 and name not in used}
 
     def results(self) -> list[ov.op.Result]:
-        """One Result for each output, then for each variable that is written, in TOSA's type and axis order."""
+        """One Result for each output, then for each variable that is written, in TOSA's type and axis order; in a graph
+        with loops one more for the iterations left, below which there is nothing to trust."""
         nodes: list[ov.op.Result] = []
         seen: set[tuple[str, int]] = set()
-        for name in (*self.block.outputs, *(tensor.name for tensor in written_variables(self.graph))):
-            value = self.operand(name)
+        values = [self.operand(name) for name in self.block.outputs]
+        values += [self.variables[tensor.variable_name] for tensor in written_variables(self.graph)]
+        for value in values:
             output = self.tosa(value)
             if value.dtype is DType.FP16 and value.constant is not None:
                 output = ops.constant(value.constant.view(np.int16)).output(0)
@@ -249,6 +286,8 @@ class Builder:
                 output = ops.convert(output, output.get_element_type()).output(0)
             seen.add(key)
             nodes.append(ops.result(output, name=f"out{len(nodes)}"))
+        if self.steps is not None:
+            nodes.append(ops.result(ops.convert(self.steps, ov.Type.i32), name="steps"))
         return nodes
 
 
@@ -262,6 +301,12 @@ def written_variables(graph: Graph) -> tuple[Tensor, ...]:
         if operator.op is Op.VARIABLE_WRITE
     }
     return tuple(tensor for tensor in graph.variables if tensor.variable_name in names)
+
+
+def has_loops(graph: Graph) -> bool:
+    """Whether a model of this graph gives the iterations left as its last output."""
+    blocks = [block for region in graph.regions for block in region.blocks]
+    return any(operator.op is Op.WHILE_LOOP for block in blocks for operator in block.operators)
 
 
 def lower(graph: Graph, bounded: Collection[str] = ()) -> ov.Model:

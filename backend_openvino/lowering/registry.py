@@ -68,8 +68,8 @@ class Record:
     """How this backend runs one operator.
 
     `types` are the admitted combinations: the TOSA types of the tensor operands that the standard lets vary, outputs
-    last, as the standard's own table of supported types lists them. `exact` says bit for bit, otherwise within TOSA's
-    bound. `how` is one line for docs/operators.md.
+    last, as the standard's own table of supported types lists them; none for an operator that any types go with.
+    `exact` says bit for bit, otherwise within TOSA's bound. `how` is one line for docs/operators.md.
     """
 
     op: Op
@@ -88,6 +88,8 @@ class Record:
     def covers(self, operands: tuple[DType, ...], output: DType) -> bool:
         """Whether these types are among `types`: a row's last type is the output's, the ones before it are the first
         operands' in order; a row of one type is the output's, or the operands' where the output is BOOL."""
+        if not self.types:
+            return True
         for row in self.types:
             if len(row) == 1 and (row[0] == output or (output is DType.BOOL and row == operands[:1])):
                 return True
