@@ -139,7 +139,12 @@ class Audit:
 
     def allocate_buffer(self, context: Handle, request: BufferRequest) -> AllocatedBuffer:
         owner = self._use(context, "context")
-        if request.bytes < 1 or request.alignment.bit_count() != 1 or not request.usage or request.domain not in (1, 2, 3):
+        if (
+            request.bytes < 1
+            or request.alignment.bit_count() != 1
+            or not request.usage
+            or request.domain not in (1, 2, 3)
+        ):
             self._blame(f"an unchecked allocation reached the backend: {request}")
         try:
             made = self.backend.allocate_buffer(context, request)

@@ -70,7 +70,7 @@ def fuzz() -> None:
 def _command(name: str) -> click.Command:
     row = TARGETS[name]
     options: list[click.Parameter] = [
-        click.Option(["--seconds"], type=click.FloatRange(0.1), help="Stop after so long (default 60, unless --steps)."),
+        click.Option(["--seconds"], type=click.FloatRange(0.1), help="Stop after so long (60, unless --steps)."),
         click.Option(["--steps"], type=click.IntRange(1), help="Stop after so much work."),
         click.Option(["--seed"], type=int, default=0, show_default=True, help="The same seed, the same inputs."),
         click.Option(["--jobs"], type=click.IntRange(1, 64), default=1, show_default=True, help="Processes."),

@@ -234,7 +234,9 @@ class _Game:
         asked = len(request.sink) if request.sink is not None else 0
         payload = bytes(76) if request.opcode == strict.GET_DEVICE_INFO else b"\1" * 8
         if request.opcode == strict.GET_DEVICE_INFO:
-            payload = Struct("<16sHHIIQIIIIIIQQ").pack(bytes(16), 0, given[5] == 7, 0, 0, (1, 33, 5, 9, 0)[given[6] % 5], *[1] * 8)
+            payload = Struct("<16sHHIIQIIIIIIQQ").pack(
+                bytes(16), 0, given[5] == 7, 0, 0, (1, 33, 5, 9, 0)[given[6] % 5], *[1] * 8
+            )
         elif request.opcode == strict.POLL_EVENT:
             payload = Struct("<HHI").pack(given[5] % 5, given[6] % 3 * 4, given[5] == 0xFF)
         elif request.sink is not None:
@@ -314,7 +316,9 @@ class _Game:
         except ConfigError:
             believed = False
         if believed is not good:
-            raise Finding(f"configuration {raw.hex()} with a queue of {size} was {'believed' if believed else 'refused'}")
+            raise Finding(
+                f"configuration {raw.hex()} with a queue of {size} was {'believed' if believed else 'refused'}"
+            )
 
 
 _MOVES: Final = (

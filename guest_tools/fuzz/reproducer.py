@@ -13,7 +13,7 @@ VERSION = 1
 
 
 class Reproducer(NamedTuple):
-    """What `virtaccel fuzz replay` needs: the target's name, the way to a device (empty: in this process), the input."""
+    """What `virtaccel fuzz replay` needs: the target's name, the way to a device (empty: none), the input."""
 
     target: str
     via: str
@@ -23,7 +23,7 @@ class Reproducer(NamedTuple):
     def name(self) -> str:
         """File name: the same input gets the same one."""
         digest = hashlib.sha256(self.data).hexdigest()[:12]
-        return f"virtaccel-fuzz-{self.target}-{digest}.json"
+        return f"virtaccel-fuzz-{self.target.rpartition(':')[2]}-{digest}.json"
 
     def save(self, folder: Path, trace: str = "") -> Path:
         """Write it into `folder`, which is made if it is not there."""

@@ -53,7 +53,9 @@ def _spread(common: tuple[int, ...], rare: tuple[int, ...]) -> tuple[int, ...]:
 
 ADDRESSES: Final = _spread(_GOOD, _EDGES)
 LENGTHS: Final = _spread((16, 24, 92, 1, 8, 40), (0, PAGE, PAGE + 1, 2 * PAGE, 1 << 31, (1 << 32) - 1, 2))
-FLAGS: Final = _spread((NEXT, NEXT, WRITE, NEXT | WRITE, WRITE, 0), (INDIRECT, 8, 0x8000, NEXT | INDIRECT, 0xFFFF, NEXT))
+FLAGS: Final = _spread(
+    (NEXT, NEXT, WRITE, NEXT | WRITE, WRITE, 0), (INDIRECT, 8, 0x8000, NEXT | INDIRECT, 0xFFFF, NEXT)
+)
 
 
 class _Segment(NamedTuple):
@@ -190,7 +192,9 @@ class _Game:
 
     def jump(self, argument: int) -> None:
         """Lie about the index: a little ahead, far ahead, or back."""
-        self.announce(self.index + (argument if argument < 0x40 else -(argument & 7) if argument < 0x80 else argument << 8))
+        self.announce(
+            self.index + (argument if argument < 0x40 else -(argument & 7) if argument < 0x80 else argument << 8)
+        )
 
     def rewrite(self, argument: int) -> None:
         """Change a descriptor that the device may be looking at."""

@@ -96,7 +96,7 @@ class Run:
     """One run. `progress` hears now and then of inputs, steps, seconds and findings so far."""
 
     def __init__(self, plan: Plan, progress: Callable[[Outcome], None], hang_seconds: float = HANG_SECONDS) -> None:
-        if plan.target not in TARGETS:
+        if plan.target not in TARGETS and ":" not in plan.target:
             raise Unavailable(f"there is no target called {plan.target!r}; there are {', '.join(TARGETS)}")
         self.plan = plan
         self.outcome = Outcome()

@@ -88,7 +88,7 @@ class SessionTarget:
         """Limits of the device, and a program that it takes."""
         steps = _Steps(self, bench, BOUNDS, reference_kind(0, 1))
         info = _INFO.unpack(steps.exchange(strict.GET_DEVICE_INFO, b"").payload)
-        self._bounds = Bounds(*info[6:8], info[8], info[9], info[10], info[12], 0, 0)
+        self._bounds = Bounds(info[6], info[7], info[8], info[9], info[10], info[12], 0, 0)
         context = steps.exchange(strict.CREATE_CONTEXT, bytes(8)).payload
         for kind in bench.kinds():
             if steps.exchange(strict.LOAD_PROGRAM, load_body(int.from_bytes(context, "little"), kind)).status == OK:
@@ -163,7 +163,12 @@ class _Steps:
             raise Finding(f"command {opcode:#06x}: {error}") from error
 
     def command(
-        self, opcode: int, body: bytes, faults: frozenset[int], late: frozenset[int] = NONE, asked: int = 0,
+        self,
+        opcode: int,
+        body: bytes,
+        faults: frozenset[int],
+        late: frozenset[int] = NONE,
+        asked: int = 0,
         quiet: bool = True,
     ) -> Response:
         """Send one and hold the answer to the model: `faults` must be met before the backend is asked (unless not
@@ -293,7 +298,7 @@ class _Steps:
         faults = self.model.refuse_transfer(target, offset, size, 2)
         buffer = self.model.buffers.get(target)
         late = frozenset({BUSY}) if buffer and self.in_use(buffer, True) else NONE
-        data = bytes((given[3] + index & 0xFF for index in range(size)))
+        data = bytes(given[3] + index & 0xFF for index in range(size))
         answer = self.command(strict.WRITE_BUFFER, _TRANSFER.pack(target, offset, size) + data, faults, late)
         if buffer is None:
             return
@@ -308,9 +313,9 @@ class _Steps:
         buffer = self.model.buffers.get(target)
         late = frozenset({BUSY}) if buffer and self.in_use(buffer, False) else NONE
         answer = self.command(strict.READ_BUFFER, _TRANSFER.pack(target, offset, size), faults, late, size)
-        if answer.status == OK and buffer and buffer.data is not None:
-            if answer.payload != buffer.data[offset : offset + size]:
-                raise Finding("a buffer does not hold what was written and computed")
+        known = buffer.data if buffer is not None and answer.status == OK else None
+        if known is not None and answer.payload != known[offset : offset + size]:
+            raise Finding("a buffer does not hold what was written and computed")
 
     def in_use(self, buffer: models.Buffer, writing: bool) -> bool:
         if self.local is None:
@@ -404,7 +409,9 @@ class _Steps:
         if not faults:
             reads, writes = model.buffers[source], model.buffers[target]
             if reads is writes or reads.writers or writes.writers or writes.readers or self.local is None:
-                late = frozenset({BUSY} if self.local else {BUSY, INVALID_ARGUMENT, strict.INCOMPATIBLE, RESOURCE_LIMIT})
+                late = frozenset(
+                    {BUSY} if self.local else {BUSY, INVALID_ARGUMENT, strict.INCOMPATIBLE, RESOURCE_LIMIT}
+                )
         body = _SUBMIT.pack(queue, program, 2, 0, 0)
         body += _BINDING.pack(source, 0, size, 0, 1) + _BINDING.pack(target, start, size, 1, 2)
         doubt = self.local.armed.get("submit") if self.local and not faults else None
@@ -572,7 +579,9 @@ class _Steps:
         report = local.reset()
         if self.lost is False or sound:
             total = tuple(a + b for a, b in zip(report.released, report.quarantined, strict=True))
-            if sound and (report.discard or tuple(report.released) != counts or tuple(report.released_bytes) != charged):
+            if sound and (
+                report.discard or tuple(report.released) != counts or tuple(report.released_bytes) != charged
+            ):
                 raise Finding(f"a reset of {counts} objects, {charged} bytes: {report}")
             if total != counts or report.abandoned_loads != loads:
                 raise Finding(f"objects were lost in a reset: {counts} and {loads} loads, {report}")

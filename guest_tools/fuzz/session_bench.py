@@ -157,4 +157,6 @@ class RemoteBench:
     @staticmethod
     def kinds() -> tuple[Kind, ...]:
         """Programs to try, one of which most devices take."""
-        return tuple(Kind(one.format, one.target, one.artifact, one.resident, one.operand, one.bytes) for one in SAMPLES)
+        return tuple(
+            Kind(one.format, one.target, one.artifact, one.resident, one.operand, one.bytes) for one in SAMPLES
+        )

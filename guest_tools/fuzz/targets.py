@@ -30,8 +30,11 @@ TARGETS = {
 
 
 def make(name: str, via: str = "") -> Target:
-    """A target; `via` is the way to a device for those that may be pointed elsewhere, empty for this process. Raises
-    Unavailable."""
+    """A target by its name here, or MODULE:CLASS for one of somebody's own; `via` is the way to a device for those that
+    may be pointed elsewhere, empty for this process. Raises Unavailable."""
+    if ":" in name:
+        module, _, maker = name.partition(":")
+        return cast(Target, getattr(import_module(module), maker)())
     row = TARGETS.get(name)
     if row is None:
         raise Unavailable(f"there is no target called {name!r}; there are {', '.join(TARGETS)}")

@@ -166,7 +166,7 @@ class TosaTarget:
             return
         try:
             model = self._lower.lower(graph)
-        except TosaError as error:
+        except (TosaError, RuntimeError) as error:  # the runtime's own checks are RuntimeErrors, and refuse as well
             self._note("lower", error)
             return
         self.features.add(("lowered", tuple(sorted({operator.op for operator in graph.main.operators}))[:4]))

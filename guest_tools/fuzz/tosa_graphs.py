@@ -16,7 +16,7 @@ import numpy as np
 from virtaccel.tosa_graph.elements import NATURAL
 from virtaccel.tosa_graph.graph import DType, Op
 from virtaccel.tosa_graph.operators import FIXED_TYPES, SIGNATURES
-from virtaccel.tosa_graph.write import Attribute, GraphWriter, RegionWriter
+from virtaccel.tosa_graph.write import Attribute, GraphWriter, RegionWriter, Spec
 
 Shape: TypeAlias = tuple[int, ...]
 EDGES: Final = (0, 1, 2, 3, 5, 8, 64, 255, 8192, 8193, 1 << 20, (1 << 31) - 1, -1, -(1 << 31))
@@ -60,7 +60,7 @@ def _with(planner: _Planner, **attributes: Attribute) -> _Planner:
 def _reduce(random: Random) -> Plan:
     shape = _dims(random)
     axis = random.randrange(len(shape))
-    return Plan([shape], [shape[:axis] + (1,) + shape[axis + 1 :]], {}, {"axis": axis})
+    return Plan([shape], [(*shape[:axis], 1, *shape[axis + 1:])], {}, {"axis": axis})
 
 
 def _argmax(random: Random) -> Plan:
@@ -105,7 +105,9 @@ def _pool(average: bool) -> _Planner:
         size = kernel + stride * random.choice((1, 2))
         out = (size - kernel) // stride + 1
         attributes: dict[str, Attribute] = {"kernel": (kernel,) * 2, "stride": (stride,) * 2, "pad": (0,) * 4}
-        return Plan([(1, size, size, 2), (1,), (1,)] if average else [(1, size, size, 2)], [(1, out, out, 2)], {}, attributes)
+        return Plan(
+            [(1, size, size, 2), (1,), (1,)] if average else [(1, size, size, 2)], [(1, out, out, 2)], {}, attributes
+        )
 
     return plan
 
@@ -118,7 +120,7 @@ def _matmul(random: Random) -> Plan:
 def _concat(random: Random) -> Plan:
     shape = _dims(random)
     axis = random.randrange(len(shape))
-    return Plan([shape, shape], [shape[:axis] + (2 * shape[axis],) + shape[axis + 1 :]], {}, {"axis": axis})
+    return Plan([shape, shape], [(*shape[:axis], 2 * shape[axis], *shape[axis + 1:])], {}, {"axis": axis})
 
 
 def _pad(random: Random) -> Plan:
@@ -178,9 +180,7 @@ def _rescale(random: Random) -> Plan:
     shape = _dims(random)
     count = shape[-1] if random.random() < 0.5 else 1
     attributes: dict[str, Attribute] = {"scale32": True, "rounding_mode": 1, "per_channel": count > 1}
-    return Plan(
-        [shape, (count,), (count,), (1,), (1,)], [shape], {1: [1 << 30] * count, 2: [31] * count}, attributes
-    )
+    return Plan([shape, (count,), (count,), (1,), (1,)], [shape], {1: [1 << 30] * count, 2: [31] * count}, attributes)
 
 
 def _fft(results: int) -> _Planner:
@@ -223,7 +223,7 @@ _PLANNERS: Final[dict[Op, _Planner]] = {
     Op.SELECT: _select, Op.CONCAT: _concat, Op.PAD: _pad, Op.RESHAPE: _reshape, Op.REVERSE: _reverse,
     Op.SLICE: _slice, Op.TILE: _tile, Op.TRANSPOSE: _transpose, Op.GATHER: _gather, Op.SCATTER: _scatter,
     Op.RESIZE: _resize, Op.RESCALE: _rescale, Op.MAXIMUM: _with(_binary, **_NAN), Op.MINIMUM: _with(_binary, **_NAN),
-    **{op: _reduce for op in (Op.REDUCE_ALL, Op.REDUCE_ANY, Op.REDUCE_PRODUCT, Op.REDUCE_SUM)},
+    **dict.fromkeys((Op.REDUCE_ALL, Op.REDUCE_ANY, Op.REDUCE_PRODUCT, Op.REDUCE_SUM), _reduce),
     **{op: _with(_reduce, **_NAN) for op in (Op.REDUCE_MAX, Op.REDUCE_MIN)},
 }  # fmt: skip
 _SPECIAL: Final = frozenset({
@@ -251,6 +251,9 @@ def _emit(writer: RegionWriter, op: Op, random: Random) -> None:
         attributes["acc_type"] = bound["acc_t"]
     if op is Op.CLAMP:
         attributes |= {"nan_mode": 1, **_clamp_bounds(bound["in_out_t"])}
+    for name, value in attributes.items():
+        if isinstance(value, tuple):
+            attributes[name] = tuple(_perhaps([int(number) for number in value], random))
     names = []
     for position, shape in enumerate(plan.operands):
         operand = signature.operands[min(position, arity - 1)]
@@ -266,7 +269,7 @@ def _emit(writer: RegionWriter, op: Op, random: Random) -> None:
         else:
             names.append(writer.input(f"in{position}", shape, dtype))
     kinds = [bound.get(result.type, DType.INT32) for result in signature.results]
-    specs = [(shape, kinds[min(i, len(kinds) - 1)]) for i, shape in enumerate(plan.results)]
+    specs: list[Spec] = [(shape, kinds[min(i, len(kinds) - 1)]) for i, shape in enumerate(plan.results)]
     writer.output(*writer.operator(op, names, specs, attributes))
 
 
@@ -286,7 +289,8 @@ def _constant(writer: RegionWriter, shape: Shape, dtype: DType, values: Sequence
 
 def _clamp_bounds(dtype: DType) -> dict[str, Attribute]:
     one = {
-        DType.INT8: (b"\xf6", b"\x0a"), DType.INT16: (b"\xf6\xff", b"\x0a\x00"), DType.FP32: (b"\0\0\0\xc0", b"\0\0\0\x40"),
+        DType.INT8: (b"\xf6", b"\x0a"), DType.INT16: (b"\xf6\xff", b"\x0a\x00"),
+        DType.FP32: (b"\0\0\0\xc0", b"\0\0\0\x40"),
         DType.FP16: (b"\x00\xc0", b"\x00\x40"), DType.BF16: (b"\x00\xc0", b"\x00\x40"),
     }[dtype]  # fmt: skip
     return {"min_val": one[0], "max_val": one[1]}

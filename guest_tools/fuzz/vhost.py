@@ -316,7 +316,10 @@ class _Stream:
         request = (1, 15, 17, 36, 40, 24, 24, 3)[given[0] % 8]
         payload = b""
         if request == rules.GET_CONFIG:
-            offset, size = (0, 6, 1, 15, 16, 0xFFFFFFFF, 0)[given[1] % 7], (16, 2, 3, 1, 4, 0, 17, 0xFFFFFFFF)[given[2] % 8]
+            offset, size = (
+                (0, 6, 1, 15, 16, 0xFFFFFFFF, 0)[given[1] % 7],
+                (16, 2, 3, 1, 4, 0, 17, 0xFFFFFFFF)[given[2] % 8],
+            )
             payload = Struct("=III").pack(offset, size, 0) + bytes(min(size, 16))
         self.send(request, payload, flags=self._flags(given[3]), cut=given[4] % 20 if given[5] < 0x40 else 0)
 
@@ -342,12 +345,16 @@ class _Stream:
                 parts = [USER + (0, PAGE, 1, BLOCK - 64, BLOCK, 1 << 40, 0x210)[given[at] % 7] for at in (3, 4, 5)]
                 self.send(rules.SET_VRING_ADDR, _ADDRESS.pack(index, 0, *parts, 0), flags=flags)
             case 5:
-                self.send(rules.SET_VRING_ADDR, _ADDRESS.pack(0, 0, USER, USER + USED, USER + AVAILABLE, 0), flags=flags)
+                self.send(
+                    rules.SET_VRING_ADDR, _ADDRESS.pack(0, 0, USER, USER + USED, USER + AVAILABLE, 0), flags=flags
+                )
 
     def descriptor(self, given: bytes) -> None:
         """Kick, call, error, or the back end's channel, with a descriptor of any sort."""
         self.sound = False
-        request = (rules.SET_VRING_KICK, rules.SET_VRING_CALL, rules.SET_VRING_ERR, rules.SET_BACKEND_REQ_FD)[given[0] % 4]
+        request = (rules.SET_VRING_KICK, rules.SET_VRING_CALL, rules.SET_VRING_ERR, rules.SET_BACKEND_REQ_FD)[
+            given[0] % 4
+        ]
         fds = [self.target.odd[given[1] % len(self.target.odd)]] * (1, 1, 1, 0, 2)[given[2] % 5]
         if given[3] < 0xA0:
             fds = [(self.target.kick, self.target.call, self.target.error, self.target.kick)[given[0] % 4]]
@@ -361,7 +368,9 @@ class _Stream:
         flags = self._flags(given[1])
         guest = GUEST + (0, 0, PAGE, BLOCK, 1 << 63, 0xFFFF_FFFF_FFFF_F000 - GUEST)[given[2] % 6]
         size = (BLOCK, BLOCK, PAGE, 0, BLOCK + 1, 1 << 62)[given[3] % 6]
-        region = _REGION.pack(guest, size, USER + (0, 0, PAGE, 1 << 40)[given[4] % 4], (0, 0, PAGE, 1, 1 << 63)[given[5] % 5])
+        region = _REGION.pack(
+            guest, size, USER + (0, 0, PAGE, 1 << 40)[given[4] % 4], (0, 0, PAGE, 1, 1 << 63)[given[5] % 5]
+        )
         good = _REGION.pack(GUEST, BLOCK, USER, 0)
         match given[0] % 6:
             case 0:
@@ -371,13 +380,23 @@ class _Stream:
                 self.send(rules.SET_MEM_TABLE, _STATE.pack(2, 0) + good + region, fds, flags)
             case 2:
                 count = (0, 1, 2, 8, 65, 0xFFFFFFFF)[given[2] % 6]
-                self.send(rules.SET_MEM_TABLE, _STATE.pack(count, 0) + good * (given[3] % 3), [target.memory_fd] * (given[4] % 3), flags)
+                self.send(
+                    rules.SET_MEM_TABLE,
+                    _STATE.pack(count, 0) + good * (given[3] % 3),
+                    [target.memory_fd] * (given[4] % 3),
+                    flags,
+                )
             case 3:
                 self.send(rules.ADD_MEM_REG, bytes(8) + region, [target.odd[given[5] % len(target.odd)]], flags)
             case 4:
                 self.send(rules.ADD_MEM_REG, bytes(8) + region, [target.memory_fd], flags)
             case 5:
-                self.send(rules.REM_MEM_REG, bytes(8) + (good if given[2] & 1 else region), [target.odd[0]] * (given[4] & 1), flags)
+                self.send(
+                    rules.REM_MEM_REG,
+                    bytes(8) + (good if given[2] & 1 else region),
+                    [target.odd[0]] * (given[4] & 1),
+                    flags,
+                )
 
     def other(self, given: bytes) -> None:
         """Features, status, resets, and requests that this device does not serve."""
@@ -385,7 +404,12 @@ class _Stream:
         match given[0] % 6:
             case 0:
                 self.sound = False
-                bits = (rules.VIRTIO_F_VERSION_1 | rules.PROTOCOL_FEATURES_BIT, rules.VIRTIO_F_VERSION_1, 1 << 28, (1 << 64) - 1)
+                bits = (
+                    rules.VIRTIO_F_VERSION_1 | rules.PROTOCOL_FEATURES_BIT,
+                    rules.VIRTIO_F_VERSION_1,
+                    1 << 28,
+                    (1 << 64) - 1,
+                )
                 self.send(rules.SET_FEATURES, _U64.pack(bits[given[2] % 4]), flags=flags)
             case 1:
                 self.sound = False
@@ -401,7 +425,9 @@ class _Stream:
                 self.send(rules.SET_CONFIG, Struct("=III").pack(0, 4, 0) + bytes(4), flags=flags)
             case 5:
                 self.sound = False
-                self.send((0, 6, 7, 19, 20, 22, 23, 26, 31, 33, 35, 41, 44, 255, 0xFFFFFFFF)[given[2] % 15], flags=flags)
+                self.send(
+                    (0, 6, 7, 19, 20, 22, 23, 26, 31, 33, 35, 41, 44, 255, 0xFFFFFFFF)[given[2] % 15], flags=flags
+                )
 
     def misshapen(self, given: bytes) -> None:
         """A payload of another length, or descriptors that do not belong there."""
@@ -423,7 +449,10 @@ class _Stream:
                 case 1:
                     self.put(rules.HEADER.pack(given[1], rules.VERSION, 4097 + (given[2] << 20)))
                 case 2:
-                    self.put(rules.HEADER.pack(rules.SET_FEATURES, rules.VERSION, 8) + given[:5], [self.target.odd[given[1] % 7]])
+                    self.put(
+                        rules.HEADER.pack(rules.SET_FEATURES, rules.VERSION, 8) + given[:5],
+                        [self.target.odd[given[1] % 7]],
+                    )
                 case 3:
                     self.put(given[: 1 + given[1] % 7], [self.target.odd[given[2] % 7]] * (1 + given[3] % 3))
             self.back.turn()

@@ -105,7 +105,7 @@ def judge_own(request: int, payload: bytes, answer: bytes, config: bytes) -> str
     """What is wrong with a request's own reply, None if nothing is. `config` is the config space."""
     if request == GET_CONFIG:
         offset, size = _word(payload, 0), _word(payload, 4)
-        inside = 0 < size and offset + size <= len(config)
+        inside = size > 0 and offset + size <= len(config)
         if not inside or not 12 <= len(payload) <= 268:
             return None if not answer else f"config space at {offset}, {size} bytes: {len(answer)} bytes of reply"
         good = answer[:8] == payload[:8] and answer[12:] == config[offset : offset + size]

@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple
 
 from virtaccel.guest_tools.fuzz.engine import Found, Fuzzer, Limits, Tally, Watcher, describe, signature
 from virtaccel.guest_tools.fuzz.target import Target
-from virtaccel.guest_tools.fuzz.targets import TARGETS, make
+from virtaccel.guest_tools.fuzz.targets import make
 
 INPUT_BYTES: Final = 1 << 20
 MEMORY_BYTES: Final = 8 << 30
@@ -101,10 +101,10 @@ def _keeper(folder: str) -> Any:
 
 def _follow_coverage(order: Order, watcher: Watcher) -> None:
     """Let libFuzzer choose the inputs, by the code that they reach. It ends this process itself."""
-    import atheris  # type: ignore[import-not-found,unused-ignore]
+    import atheris
 
     with atheris.instrument_imports(include=["virtaccel.device", "virtaccel.virtqueue", "virtaccel.tosa_graph"]):
-        for name in ("device.worker", "virtqueue.driver", "tosa_graph.validate", f"guest_tools.fuzz.{TARGETS[order.target].module}"):
+        for name in ("device.worker", "device.vhost_user.server", "virtqueue.driver", "tosa_graph.validate"):
             __import__(f"virtaccel.{name}")
     target: Target = make(order.target, order.via)
     tally = Tally()

@@ -4,6 +4,8 @@ Each row changes source text of the device (or of the guest's driver), as a plau
 same run without a fault finds nothing, which test_fuzz_targets.py shows.
 """
 
+# ruff: noqa: E501 - the table quotes source text line for line
+
 from __future__ import annotations
 
 import json
@@ -93,6 +95,55 @@ FAULTS = {
     ),
     "lost-backend-asked-again": Fault(
         "session", "device.engine", (("        if self.health is not RUNNING:\n            return self._refuse(chain, request_id, DEVICE_LOST)\n", ""),)
+    ),
+    "descriptor-leak-of-a-replaced-call": Fault(
+        "vhost", "device.vhost_user.guest",
+        (("        if self._call is not None:\n            self._call.close()\n        self._call = None if", "        self._call = None if"),),
+    ),
+    "descriptor-leak-after-a-failed-watch": Fault(
+        "vhost", "device.vhost_user.guest", (("                kick.close()\n                raise Refused", "                raise Refused"),)
+    ),
+    "mapping-leak": Fault(
+        "vhost", "device.vhost_user.mapping",
+        (("    return memoryview(whole)[region.offset - start :]", "    _KEPT.append(whole)\n    return memoryview(whole)[region.offset - start :]"),
+         ('NOT_SHARED = "', '_KEPT: list[object] = []\nNOT_SHARED = "')),
+    ),
+    "another-vring-believed": Fault(
+        "vhost", "device.vhost_user.session", (("    if state.vring != COMMAND_QUEUE:", "    if False:"),)
+    ),
+    "acknowledgement-unasked": Fault(
+        "vhost", "device.vhost_user.session", (("        return message.need_reply and bool(", "        return bool("),)
+    ),
+    "config-space-read-outside": Fault(
+        "vhost", "device.vhost_user.session", (("if not 0 < access.size <= len(space) - access.offset:", "if not 0 < access.size <= len(space):"),)
+    ),
+    "field-outside-its-table": Fault(
+        "tosa", "tosa_graph.flatbuffer",
+        (("        if slots and (max(slots) >= table_bytes or any(0 < slot < 4 for slot in slots)):", "        if False:"),
+         ("        if offset + width > table.vtable.table_bytes:", "        if False:")),
+    ),
+    "vector-end-not-checked": Fault(
+        "tosa", "tosa_graph.flatbuffer", (("        if length * width > self.size - position - 4:", "        if False:"),)
+    ),
+    "stride-of-zero": Fault(
+        "tosa", "tosa_graph.infer_tensor",
+        (('    require(min(values) >= 1, f"{name} must be at least 1")', '    require(min(values) >= 0, f"{name} must be at least 1")'),),
+    ),
+    "used-before-it-is-defined": Fault(
+        "tosa", "tosa_graph.walk", (("            require(name in scope.shapes, f\"{operand.name} {short(name)} is used before it is defined\")\n", ""),)
+    ),
+    "length-beyond-the-buffer-believed": Fault(
+        "device", "virtqueue.driver", (("        if written > issued.writable_bytes:", "        if False:"),)
+    ),
+    "unissued-head-believed": Fault(
+        "device", "virtqueue.driver", (("        self._issued[head] = None\n        self._free.extend", "        self._free.extend"),)
+    ),
+    "request-id-not-compared": Fault(
+        "device", "guest_tools.client", (("        if request_id != request.request_id:", "        if False:"),)
+    ),
+    "slot-lost-by-a-broken-ring": Fault(
+        "device", "guest_tools.transport.ring",
+        (("        except DeviceMisbehaved as error:\n            self._free.append(slot)\n", "        except DeviceMisbehaved as error:\n"),),
     ),
 }  # fmt: skip
 

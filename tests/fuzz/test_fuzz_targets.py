@@ -1,0 +1,204 @@
+"""The fuzzers on the device as it is: nothing is found, the same seed does the same, findings become files that replay.
+
+Longer runs of each target are for the command line; here each does enough to show that it gets somewhere.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Hashable
+from pathlib import Path
+from random import Random
+
+import pytest
+from click.testing import CliRunner
+
+from virtaccel.guest_tools.cli import main
+from virtaccel.guest_tools.errors import InputError, Unavailable
+from virtaccel.guest_tools.fuzz import reproducer
+from virtaccel.guest_tools.fuzz.engine import Fuzzer, Limits, attempt, shrink, signature
+from virtaccel.guest_tools.fuzz.reproducer import Reproducer
+from virtaccel.guest_tools.fuzz.run import Plan, Run
+from virtaccel.guest_tools.fuzz.target import Finding, mutate_bytes
+from virtaccel.guest_tools.fuzz.targets import TARGETS, make
+
+# Work for each target, and behaviours that so much work has to show.
+ENOUGH = {
+    "ring": (20_000, 60),
+    "frame": (10_000, 80),
+    "session": (60_000, 80),
+    "vhost": (8_000, 35),
+    "tosa": (2_500, 200),
+    "device": (6_000, 20),
+}
+REGRESSIONS = sorted((Path(__file__).parent / "regressions").glob("*.json"))
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_nothing_is_found(name: str) -> None:
+    steps, behaviours = ENOUGH[name]
+    target = make(name)
+    tally = Fuzzer(target, seed=20).run(Limits(seconds=60, steps=steps))
+    target.close()
+    assert not tally.findings, tally.findings[0].trace
+    assert tally.steps >= steps
+    assert tally.features >= behaviours
+
+
+@pytest.mark.parametrize("path", REGRESSIONS, ids=lambda path: path.stem)
+def test_regression(path: Path) -> None:
+    """What was found once, and fixed, stays fixed."""
+    saved = reproducer.load(path)
+    target = make(saved.target)
+    _, error = attempt(target, saved.data)
+    target.close()
+    assert error is None, f"{saved.what}: {error}"
+
+
+@pytest.mark.parametrize("name", ["ring", "session", "frame", "device"])
+def test_the_same_seed_gives_the_same_inputs(name: str) -> None:
+    def inputs() -> list[bytes]:
+        target = make(name)
+        seen: list[bytes] = []
+        original = target.execute
+
+        def execute(data: bytes) -> int:
+            seen.append(data)
+            return original(data)
+
+        target.execute = execute  # type: ignore[method-assign]
+        Fuzzer(target, seed=5).run(Limits(steps=400))
+        return seen
+
+    first = inputs()
+    assert len(first) > 1
+    assert first == inputs()
+
+
+@pytest.mark.parametrize("name", ["ring", "session", "vhost", "device"])
+def test_any_bytes_are_an_input(name: str) -> None:
+    target = make(name)
+    for data in (b"", b"\0", b"\xff" * 3, bytes(200), b"\xff" * 200, bytes(range(256))):
+        assert attempt(target, data)[1] is None
+    target.close()
+
+
+class Picky:
+    """A target with a fault of its own: any input with three records that begin with 7, unless the first is 9."""
+
+    name, unit, stride = "picky", "inputs", 2
+
+    def __init__(self) -> None:
+        self.features: set[Hashable] = set()
+
+    def generate(self, random: Random) -> bytes:
+        return random.randbytes(40)
+
+    def mutate(self, data: bytes, random: Random) -> bytes:
+        return mutate_bytes(data, random, 2)
+
+    def execute(self, data: bytes) -> int:
+        sevens = data[::2].count(7)
+        self.features.add(sevens)
+        if sevens >= 3:
+            raise Finding(f"{sevens} sevens")
+        return 1
+
+    def close(self) -> None:
+        return None
+
+
+def test_findings_are_shrunk_to_what_matters() -> None:
+    target = Picky()
+    noise = bytes([1, 2] * 30 + [7, 5] + [1, 2] * 30 + [7, 6, 7, 9] + [1, 2] * 5)
+    _, error = attempt(target, noise)
+    assert error is not None
+    assert shrink(target, noise, signature(error)) == bytes([7, 0] * 3)
+
+
+def test_new_behaviour_is_kept_and_leads_to_the_fault() -> None:
+    """Three sevens among twenty bytes are rare; by way of one, then two, they are found soon."""
+    tally = Fuzzer(Picky(), seed=3).run(Limits(steps=20_000, findings=1))
+    assert tally.findings[0].data == bytes([7, 0] * 3)
+
+
+def test_reproducer_round_trip(tmp_path: Path) -> None:
+    saved = Reproducer("ring", "", b"\1\2\3", "what was wrong")
+    path = saved.save(tmp_path / "new", "line 1\nline 2")
+    assert reproducer.load(path) == saved
+    (tmp_path / "bad").write_text("{}")
+    with pytest.raises(InputError, match="is no reproducer"):
+        reproducer.load(tmp_path / "bad")
+
+
+def test_target_names_are_told() -> None:
+    with pytest.raises(Unavailable, match="ring, frame, session, vhost, tosa, device"):
+        make("rings")
+    with pytest.raises(Unavailable, match="in this process only"):
+        make("ring", "vhost-user:/nowhere")
+
+
+def test_command_line(tmp_path: Path) -> None:
+    run = CliRunner().invoke(
+        main, ["fuzz", "ring", "--steps", "3000", "--seed", "4", "--json", "--output", str(tmp_path)]
+    )
+    assert run.exit_code == 0, run.output
+    content = json.loads(run.output)
+    assert content["work"] >= 3000
+    assert content["findings"] == []
+    assert not list(tmp_path.iterdir())
+
+
+def test_corpus_is_read_and_added_to(tmp_path: Path) -> None:
+    arguments = ["fuzz", "device", "--steps", "300", "--corpus", str(tmp_path), "--json"]
+    assert CliRunner().invoke(main, arguments).exit_code == 0
+    kept = {path.name for path in tmp_path.iterdir()}
+    assert kept
+    assert CliRunner().invoke(main, arguments).exit_code == 0
+
+
+def test_replay_says_whether_it_still_shows(tmp_path: Path) -> None:
+    path = Reproducer("ring", "", bytes(80), "something").save(tmp_path)
+    run = CliRunner().invoke(main, ["fuzz", "replay", str(path)])
+    assert run.exit_code == 0
+    assert "nothing wrong" in run.output
+
+
+DEADLY = """
+import os, signal, time
+
+class Deadly:
+    name, unit, stride = "deadly", "inputs", 1
+
+    def __init__(self):
+        self.features = set()
+
+    def generate(self, random):
+        return bytes([random.choice((1, 2, {first}))]) + b"rest"
+
+    def mutate(self, data, random):
+        return data
+
+    def execute(self, data):
+        if data[0] == 3:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if data[0] == 4:
+            time.sleep(60)
+        return 1
+
+    def close(self):
+        pass
+"""
+
+
+@pytest.mark.parametrize(("first", "what"), [(3, "died of signal 11"), (4, "not done after")])
+def test_a_process_that_dies_or_hangs_is_a_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int, what: str
+) -> None:
+    """Its input is known all the same, and saved. The target is a module of its own beside this run."""
+    (tmp_path / "deadly_target.py").write_text(DEADLY.format(first=first))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    plan = Plan("deadly_target:Deadly", limits=Limits(seconds=30, findings=1), output=tmp_path / "found")
+    outcome = Run(plan, lambda outcome: None, hang_seconds=1.0).run()
+    assert [what in saved.what for saved in outcome.findings] == [True]
+    assert reproducer.load(Path(outcome.findings[0].path)).data == bytes([first]) + b"rest"
