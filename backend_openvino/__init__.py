@@ -3,26 +3,54 @@
 from __future__ import annotations
 
 import os
+import sys
 
 from virtaccel.device.backend import Backend, BackendUnavailable
+
+_REPORTS_HOME = "openvino.tools.ovc"
+"""Part of the runtime's package that it imports at once: converts models, which nothing here needs, takes half of the
+import's time, and starts a thread that reports the import to the vendor over the network."""
+
+
+def preload() -> None:
+    """Import everything, start no thread and open no device. Raises ImportError."""
+    wanted = "openvino" not in sys.modules and _REPORTS_HOME not in sys.modules
+    if wanted:
+        sys.modules[_REPORTS_HOME] = None  # type: ignore[assignment]  # an import of it fails, which is provided for
+    try:
+        import virtaccel.backend_openvino.backend
+        import virtaccel.backend_openvino.sandbox  # noqa: F401
+    finally:
+        if wanted:
+            del sys.modules[_REPORTS_HOME]
 
 
 def open_backend(device: str | None = None) -> Backend:
     """A fresh instance on the named device or class (CPU, GPU, GPU.1, NPU), None for the first that computes in FP32.
 
-    VIRTACCEL_THREADS bounds the inference threads, VIRTACCEL_HINT=throughput prefers throughput over latency. Raises
+    VIRTACCEL_THREADS bounds the inference threads, VIRTACCEL_HINT=throughput prefers throughput over latency,
+    VIRTACCEL_COMPILE=sandbox compiles programs for the CPU in processes of their own (sandbox.py). Raises
     BackendUnavailable.
     """
     try:
-        from virtaccel.backend_openvino.backend import OpenVinoBackend
-        from virtaccel.backend_openvino.compile import Tuning, choose
+        preload()
     except ImportError as error:
         if error.name is None or not error.name.startswith("openvino"):
             raise
         message = f"the OpenVINO runtime is missing ({error}); install the package 'openvino'"
         raise BackendUnavailable(message) from error
+    from virtaccel.backend_openvino import sandbox
+    from virtaccel.backend_openvino.backend import OpenVinoBackend
+    from virtaccel.backend_openvino.compile import Tuning, choose
+
     threads = os.environ.get("VIRTACCEL_THREADS", "0")
     if not threads.isdecimal():
         raise BackendUnavailable(f"VIRTACCEL_THREADS is {threads!r}, not a number")
     tuning = Tuning(int(threads), os.environ.get("VIRTACCEL_HINT") == "throughput")
-    return OpenVinoBackend(choose(device), tuning)
+    wanted = os.environ.get("VIRTACCEL_COMPILE", "here")
+    if wanted not in ("here", "sandbox"):
+        raise BackendUnavailable(f"VIRTACCEL_COMPILE is {wanted!r}, neither 'here' nor 'sandbox'")
+    # Before a device is opened, which starts threads: where there are none yet the sandbox's nursery is a mere fork.
+    elsewhere = sandbox.sandbox() if wanted == "sandbox" else None
+    chosen = choose(device)
+    return OpenVinoBackend(chosen, tuning, elsewhere if chosen == sandbox.DEVICE else None)

@@ -103,9 +103,9 @@ def _as(handle: Handle, kind: type[T]) -> T:
 class OpenVinoBackend:
     """One OpenVINO device, opened for one device instance."""
 
-    def __init__(self, device: str, tuning: runtime.Tuning) -> None:
+    def __init__(self, device: str, tuning: runtime.Tuning, elsewhere: programs.Elsewhere | None = None) -> None:
         self.device = device
-        self.host = Host(device, tuning, programs.offered(device))
+        self.host = Host(device, tuning, programs.offered(device), elsewhere)
         self._info = DeviceInfo(
             uuid=runtime.identity(device),
             accelerator_class=runtime.CLASSES.get(device.split(".")[0], AcceleratorClass.OTHER),
@@ -177,6 +177,13 @@ class OpenVinoBackend:
             raise BackendError(Status.UNSUPPORTED, "no device-local memory")
         buffer = Buffer(self._arena, _as(context, _Context), request)
         return AllocatedBuffer(buffer, buffer.backing_bytes, max(request.alignment, 1), True)
+
+    def memory(self) -> int:
+        """As in device.backend.SharesMemory."""
+        return self._arena.descriptor
+
+    def place(self, buffer: Handle) -> int:
+        return _as(buffer, Buffer).offset
 
     def free_buffer(self, buffer: Handle) -> ReleaseOutcome:
         """A buffer over which cancelled work still runs is quarantined: the guest is rid of it, its memory stays."""

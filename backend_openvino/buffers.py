@@ -9,6 +9,7 @@ punches its pages out. It knows nothing of programs, and of the protocol only bu
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import mmap
 import os
 import weakref
@@ -58,7 +59,8 @@ class Arena:
     """One memfd, and the ranges of it handed out so far."""
 
     def __init__(self) -> None:
-        self.descriptor = os.memfd_create("virtaccel-buffers", os.MFD_CLOEXEC)
+        self.descriptor = os.memfd_create("virtaccel-buffers", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)  # another process may have it mapped
         self._end = 0
 
     def allocate(self, length: int, alignment: int) -> tuple[Bytes, int]:

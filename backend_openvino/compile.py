@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import io
 import logging
 import threading
 from dataclasses import dataclass
@@ -135,7 +136,15 @@ def runs_fp8(device: str) -> bool:
 
 def compile_model(model: ov.Model, device: str, tuning: Tuning) -> ov.CompiledModel:
     """Compile for FP32. Raises RuntimeError as the runtime does, PrecisionRefused if the device computes otherwise."""
-    compiled = core().compile_model(model, device, tuning.config)
+    return _asserted(core().compile_model(model, device, tuning.config))
+
+
+def import_model(blob: io.BytesIO, device: str, tuning: Tuning) -> ov.CompiledModel:
+    """What `export_model` of a model compiled for this device gave. Raises as `compile_model` does."""
+    return _asserted(core().import_model(blob, device, tuning.config))
+
+
+def _asserted(compiled: ov.CompiledModel) -> ov.CompiledModel:
     precision = compiled.get_property("INFERENCE_PRECISION_HINT")
     if precision != ov.Type.f32:
         raise PrecisionRefused(f"inference precision is {precision}, not FP32")

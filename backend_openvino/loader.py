@@ -24,6 +24,8 @@ class Job(Generic[T]):
         self._result: T | None = None
         self._error: BaseException | None = None
         self._ended = threading.Event()
+        self.on_abandon: Callable[[], None] | None = None
+        """Set by work that can be cut short; called from another thread, perhaps when the work has just ended."""
 
     @property
     def done(self) -> bool:
@@ -32,15 +34,20 @@ class Job(Generic[T]):
     def abandon(self) -> None:
         """Nobody wants the result any more; a job that has not started is not started."""
         self._work = None
+        cut_short = self.on_abandon
+        if cut_short is not None:
+            cut_short()
 
     def run(self) -> None:
         """Do the work; whatever it raises is kept for `result`."""
         work = self._work
+        _running.job = self
         try:
             if work is not None:
                 self._result = work()
         except BaseException as error:  # it belongs to whoever asks for the result
             self._error = error
+        _running.job = None
         self._work = None
         self._ended.set()
 
@@ -50,6 +57,15 @@ class Job(Generic[T]):
             raise self._error
         assert self._result is not None
         return self._result
+
+
+_running = threading.local()
+
+
+def current_job() -> Job[object] | None:
+    """The job that the calling thread runs."""
+    job: Job[object] | None = getattr(_running, "job", None)
+    return job
 
 
 class Loader:

@@ -15,8 +15,8 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import openvino as ov
@@ -73,13 +73,28 @@ def _argument(tensor: Tensor, access: Access) -> Argument:
     return Argument(tensor.name, tensor.dtype, tensor.shape, size, access, packed_bytes(tensor.dtype, 1))
 
 
+class Compiled(NamedTuple):
+    """A model, and what the magnitudes of its inputs are bounded by, None if by nothing."""
+
+    model: ov.CompiledModel
+    limit: float | None
+
+
+class Elsewhere(Protocol):
+    """Compiles in another process, so that what goes wrong there is the end of that process alone."""
+
+    def compile(self, payload: bytes, target_words: tuple[int, ...], variant: Variant, host: Host) -> Compiled:
+        """As `compile_here` on what `payload` holds. Raises BackendError."""
+
+
 @dataclass(frozen=True, slots=True)
 class Host:
-    """Where programs are compiled, and how."""
+    """Where programs are compiled, and how; in this process unless there is an `elsewhere`."""
 
     device: str
     tuning: runtime.Tuning
     offered: Target
+    elsewhere: Elsewhere | None = field(default=None, compare=False, repr=False)
 
 
 _OFFERED = (
@@ -127,10 +142,11 @@ def admit(payload: bytes, target_words: tuple[int, ...], host: Host) -> tuple[Gr
 class Source:
     """One artifact on one device. Safe to use from several threads."""
 
-    def __init__(self, graph: Graph, target: Target, host: Host) -> None:
+    def __init__(self, graph: Graph, target: Target, host: Host, payload: bytes, target_words: tuple[int, ...]) -> None:
         self.graph = graph
         self.host = host
         self.target = target
+        self._artifact = (payload, target_words) if host.elsewhere is not None else None
         self.arguments = tuple(
             [_argument(tensor, Access.READ) for tensor in graph.inputs]
             + [_argument(tensor, Access.WRITE) for tensor in graph.outputs]
@@ -159,22 +175,13 @@ class Source:
         found = self.ready(variant)
         if found is not None:
             return found
-        try:
-            graph = specialise(self.graph, variant.shapes, self.target) if self.dynamic else self.graph
-            bounds = bounded(graph) if variant.within and _guarded_bytes(graph) <= MAX_GUARDED_BYTES else None
-            model = lower(graph, bounds.tensors if bounds is not None else ())
-            compiled = runtime.compile_model(model, self.host.device, self.host.tuning)
-        except (BackendError, MemoryError):
-            raise
-        except (TosaError, runtime.PrecisionRefused) as error:
-            raise BackendError(Status.INCOMPATIBLE, str(error)) from error
-        except RuntimeError as error:
-            raise BackendError(Status.INCOMPATIBLE, f"OpenVINO does not compile it: {error}") from error
-        except Exception as error:  # a fault of ours that a guest's graph has found costs that graph, not the device
-            log.exception("lowering failed")
-            raise BackendError(Status.INTERNAL_ERROR, f"lowering failed: {error}") from error
+        graph = concrete(self.graph, self.target, variant)
+        if self.host.elsewhere is None or self._artifact is None:
+            compiled, limit = compile_here(graph, variant.within, self.host)
+        else:
+            compiled, limit = self.host.elsewhere.compile(*self._artifact, variant, self.host)
         slots = _slots(graph, compiled)
-        guards = _guards(slots[: len(graph.inputs)], bounds.limit) if bounds is not None else ()
+        guards = _guards(slots[: len(graph.inputs)], limit) if limit is not None else ()
         steps = len(compiled.outputs) - 1 if has_loops(graph) else None
         executable = Executable(compiled, slots, guards, steps)
         with self._lock:
@@ -182,6 +189,34 @@ class Source:
             while len(self._variants) > MAX_VARIANTS:
                 self._variants.popitem(last=False)
         return executable
+
+
+def concrete(graph: Graph, target: Target, variant: Variant) -> Graph:
+    """The graph with a variant's shapes. Raises BackendError: INCOMPATIBLE if it is not valid with them."""
+    if all(UNKNOWN not in tensor.shape for tensor in (*graph.inputs, *graph.outputs, *graph.variables)):
+        return graph
+    try:
+        return specialise(graph, variant.shapes, target)
+    except TosaError as error:
+        raise BackendError(Status.INCOMPATIBLE, str(error)) from error
+
+
+def compile_here(graph: Graph, within: bool, host: Host) -> Compiled:
+    """Lower and compile; for bounded inputs only if `within` and that is worth while. Raises BackendError."""
+    try:
+        bounds = bounded(graph) if within and _guarded_bytes(graph) <= MAX_GUARDED_BYTES else None
+        model = lower(graph, bounds.tensors if bounds is not None else ())
+        compiled = runtime.compile_model(model, host.device, host.tuning)
+    except (BackendError, MemoryError):
+        raise
+    except (TosaError, runtime.PrecisionRefused) as error:
+        raise BackendError(Status.INCOMPATIBLE, str(error)) from error
+    except RuntimeError as error:
+        raise BackendError(Status.INCOMPATIBLE, f"OpenVINO does not compile it: {error}") from error
+    except Exception as error:  # a fault of ours that a guest's graph has found costs that graph, not the device
+        log.exception("lowering failed")
+        raise BackendError(Status.INTERNAL_ERROR, f"lowering failed: {error}") from error
+    return Compiled(compiled, bounds.limit if bounds is not None else None)
 
 
 def _guarded_bytes(graph: Graph) -> int:
@@ -229,7 +264,7 @@ def load(payload: bytes, target_words: tuple[int, ...], host: Host, key: bytes) 
     known = shared(key)
     if known is not None:
         return known
-    source = Source(*admit(payload, target_words, host), host)
+    source = Source(*admit(payload, target_words, host), host, payload, target_words)
     if source.dynamic:
         _refuse_unknown_operators(source.graph)
     else:

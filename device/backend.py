@@ -220,6 +220,16 @@ class Backend(Protocol):
         memory until it stops."""
 
 
+class SharesMemory(Protocol):
+    """What a backend has to offer besides, to be run in a process of its own: all its buffers lie in one file."""
+
+    def memory(self) -> int:
+        """Descriptor of that file, one that is sealed against shrinking (memfd_create(2), F_SEAL_SHRINK)."""
+
+    def place(self, buffer: Handle) -> int:
+        """Offset, in the file, of a buffer's first byte."""
+
+
 class OpenBackend(Protocol):
     """What an entry point in the group `virtaccel.backends` names: opens a fresh instance.
 
