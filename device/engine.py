@@ -126,7 +126,7 @@ class Engine:
             reply = handle(state, request, chain)
         except Exception as error:
             return self._refuse(chain, request_id, self._verdict(error))
-        if isinstance(reply, Parked):
+        if type(reply) is not bytes and isinstance(reply, Parked):
             self._parked.append(_ParkedChain(chain, request_id, reply.load))
             return None
         return self._respond(chain, request_id, reply, mutates)
@@ -231,8 +231,9 @@ class Engine:
         """Write the response as one unit. If that fails after state changed, the device needs a reset, and the head is
         withheld: giving it back empty would say that nothing had changed (virtqueue.md, section 6)."""
         if isinstance(reply, bytes):
-            written = HEADER_BYTES + len(reply)
-            response = _pack_header(0, 0, len(reply), request_id) + reply
+            size = len(reply)
+            written = HEADER_BYTES + size
+            response = _pack_header(0, 0, size, request_id) + reply
         elif isinstance(reply, InPlace):
             written = HEADER_BYTES + reply.bytes
             response = _pack_header(0, 0, reply.bytes, request_id)

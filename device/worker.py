@@ -105,23 +105,29 @@ class Worker:
 
     def service(self, budget: int = BATCH) -> bool:
         """Serve up to `budget` chains. True says that more work is waiting and no kick will announce it."""
-        queue, process = self.queue, self.engine.process
+        queue = self.queue
         queue.disable_kicks()
-        pushed = 0
+        pushed = queue.used_index
         try:
-            for _ in range(budget):
-                chain = queue.pop()
-                if chain is None:
-                    break
-                written = process(chain)
-                if written is not None:
-                    pushed += queue.push(chain, written)
-            else:
+            if self.serve(budget):
                 return True
         finally:
-            if pushed and queue.should_notify():
+            if queue.used_index != pushed and queue.should_notify():
                 self.notify()
         return queue.enable_kicks()
+
+    def serve(self, budget: int = BATCH) -> bool:
+        """The same for a driver that looks for itself: no kick is held back and nobody is told. True says that the
+        budget is used up and more may be there."""
+        pop, process, push = self.queue.pop, self.engine.process, self.queue.push
+        for _ in range(budget):
+            chain = pop()
+            if chain is None:
+                return False
+            written = process(chain)
+            if written is not None:
+                push(chain, written)
+        return True
 
     def completions(self) -> int:
         """Give back the chains whose program has loaded by now. Returns how many."""

@@ -21,6 +21,7 @@ from virtaccel.virtqueue.layout import (
 )
 from virtaccel.virtqueue.memory import Fault, GuestMemory
 
+_decode = DESCRIPTOR.unpack_from  # bound once: an attribute of a Struct costs as much as unpacking with it
 KNOWN_FLAGS = DESC_NEXT | DESC_WRITE  # the two lowest bits, so any other flag makes a greater number
 Segments = Sequence[memoryview]
 
@@ -68,7 +69,18 @@ def walk(memory: GuestMemory, table: memoryview, size: int, limit: int, head: in
     Never raises on what the driver wrote: whatever is wrong ends in `Chain.broken`.
     """
     start, end, view = memory.last_hit
-    decode = DESCRIPTOR.unpack_from
+    if head < size and limit > 1:
+        # The commonest chain, one readable segment and one writable, both where the last one was. Whatever else it may
+        # be is found out below, from a reading of its own.
+        address, length, flags, following = _decode(table, head * DESCRIPTOR_BYTES)
+        offset = address - start
+        if flags == DESC_NEXT and following < size and offset >= 0 and length and address + length <= end:
+            address, capacity, flags, _ = _decode(table, following * DESCRIPTOR_BYTES)
+            into = address - start
+            fits = into >= 0 and capacity and address + capacity <= end and length + capacity <= MAX_CHAIN_BYTES
+            if flags == DESC_WRITE and fits:
+                request, response = view[offset : offset + length], view[into : into + capacity]
+                return Chain(head, (request,), (response,), length, capacity, None, epoch)
     readable: list[memoryview] = []
     writable: list[memoryview] = []
     readable_bytes = writable_bytes = 0
@@ -76,7 +88,7 @@ def walk(memory: GuestMemory, table: memoryview, size: int, limit: int, head: in
     for _ in range(limit):
         if index >= size:
             return Chain(head, broken=f"descriptor {index} is outside a table of {size}", epoch=epoch)
-        address, length, flags, following = decode(table, index * DESCRIPTOR_BYTES)
+        address, length, flags, following = _decode(table, index * DESCRIPTOR_BYTES)
         if flags > KNOWN_FLAGS or not length:
             return Chain(head, broken=_why_refused(flags), epoch=epoch)
         if flags & DESC_WRITE:

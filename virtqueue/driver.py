@@ -37,6 +37,10 @@ from virtaccel.virtqueue.layout import (
 )
 
 Range = tuple[int, int]
+# Bound once: an attribute of a Struct costs as much as packing with it.
+_encode = DESCRIPTOR.pack_into
+_decode_used = USED_ELEMENT.unpack_from
+_new_tuple = tuple.__new__  # NamedTuple's constructor without its handling of keywords
 
 
 class Backpressure(Exception):
@@ -55,6 +59,8 @@ class Used(NamedTuple):
 
 
 class _Issued(NamedTuple):
+    """A published chain: its descriptors, the last first, as they go back to the free ones."""
+
     descriptors: tuple[int, ...]
     writable_bytes: int
 
@@ -161,7 +167,7 @@ class DriverQueue:
             raise Backpressure(f"{count} descriptors wanted, {len(free)} free")
         taken = tuple(free[: -count - 1 : -1])
         del free[-count:]
-        table, encode = self._table, DESCRIPTOR.pack_into
+        table = self._table
         last, first_writable = count - 1, len(readable)
         for position, (address, length) in enumerate((*readable, *writable)):
             flags = DESC_WRITE if position >= first_writable else 0
@@ -169,15 +175,34 @@ class DriverQueue:
             if position < last:
                 flags |= DESC_NEXT
                 following = taken[position + 1]
-            encode(table, taken[position] * DESCRIPTOR_BYTES, address, length, flags, following)
-        head = taken[0]
-        self._issued[head] = _Issued(taken, total)
+            _encode(table, taken[position] * DESCRIPTOR_BYTES, address, length, flags, following)
+        return self._make_available(taken[0], _Issued(taken[::-1], total))
+
+    def publish_pair(self, request: int, size: int, response: int, capacity: int) -> int:
+        """`publish` for the commonest chain, one range of each kind: `size` bytes at `request`, to be read, then
+        `capacity` bytes at `response`, to be written."""
+        if self._broken is not None:
+            raise DeviceMisbehaved(self._broken)
+        if size < 1 or capacity < 1 or self.size < 2:
+            raise ValueError(f"{size} readable and {capacity} writable bytes in a ring of {self.size}")
+        free = self._free
+        if len(free) < 2:
+            raise Backpressure(f"2 descriptors wanted, {len(free)} free")
+        head, last = free[-1], free[-2]
+        _encode(self._table, head * DESCRIPTOR_BYTES, request, size, DESC_NEXT, last)
+        _encode(self._table, last * DESCRIPTOR_BYTES, response, capacity, DESC_WRITE, 0)
+        del free[-2:]
+        return self._make_available(head, _new_tuple(_Issued, ((last, head), capacity)))
+
+    def _make_available(self, head: int, issued: _Issued) -> int:
+        self._issued[head] = issued
         self.outstanding += 1
         index = self._next_available
-        self._available[AVAIL_RING + (index & self._mask)] = head
+        available = self._available
+        available[AVAIL_RING + (index & self._mask)] = head
         if WEAKLY_ORDERED:
             fence()  # release: request, descriptors and entry before the index that publishes them (2.7.13.3)
-        self._next_available = self._available[AVAIL_INDEX] = (index + 1) & INDEX_MASK
+        self._next_available = available[AVAIL_INDEX] = (index + 1) & INDEX_MASK
         return head
 
     def _check(self, readable: Sequence[Range], writable: Sequence[Range], count: int) -> int:
@@ -213,17 +238,17 @@ class DriverQueue:
         if WEAKLY_ORDERED:
             fence()  # acquire: the element and the response are read after the index that covers them (2.7.14)
         offset = USED_HEADER_BYTES + USED_ELEMENT_BYTES * (last & self._mask)
-        head, written = USED_ELEMENT.unpack_from(self._used, offset)
+        head, written = _decode_used(self._used, offset)
         issued = self._issued[head] if head < self.size else None
         if issued is None:
             raise self._misbehaved(f"chain {head} came back, which was not out")
         if written > issued.writable_bytes:
             raise self._misbehaved(f"{written} bytes were written into {issued.writable_bytes}")
         self._issued[head] = None
-        self._free.extend(reversed(issued.descriptors))
+        self._free.extend(issued.descriptors)
         self.outstanding -= 1
         self._last_used = (last + 1) & INDEX_MASK
-        return Used(head, written)
+        return _new_tuple(Used, (head, written))
 
     def _misbehaved(self, reason: str) -> DeviceMisbehaved:
         self._broken = reason

@@ -40,6 +40,7 @@ from virtaccel.virtqueue.layout import (
 from virtaccel.virtqueue.memory import WEAKLY_ORDERED, Fault, GuestMemory, fence
 
 HARD_MAX_CHAIN_DESCRIPTORS: Final = 256
+_encode_used = USED_ELEMENT.pack_into  # bound once: an attribute of a Struct costs as much as packing with it
 _EPOCHS: Final = count(1)  # one sequence for all queues, so that no chain fits a queue it was not popped from
 
 
@@ -56,8 +57,8 @@ class DeviceQueue:
     The used index goes on from what the ring holds. Raises RingError for a size or an address the standard forbids and
     for a part that does not lie in one region.
 
-    `outstanding` counts the chains popped and not yet pushed. `stopped` is None, or why the ring was stopped; only
-    `reset` runs it again.
+    `outstanding` counts the chains popped and not yet pushed, `used_index` all that were pushed, modulo 2^16. `stopped`
+    is None, or why the ring was stopped; only `reset` runs it again.
     """
 
     __slots__ = (
@@ -69,12 +70,12 @@ class DeviceQueue:
         "_places",
         "_table",
         "_used",
-        "_used_index",
         "_used_words",
         "last_available",
         "outstanding",
         "size",
         "stopped",
+        "used_index",
     )
 
     def __init__(
@@ -103,7 +104,7 @@ class DeviceQueue:
         self._epoch = next(_EPOCHS)
         self.outstanding = 0
         self._map(memory)
-        self._used_index: int = self._used_words[USED_INDEX]
+        self.used_index: int = self._used_words[USED_INDEX]
 
     # -- memory ---------------------------------------------------------------------------------------------------
 
@@ -146,7 +147,7 @@ class DeviceQueue:
         self.last_available = last_available & INDEX_MASK
         self.rebind(memory)
         self.stopped = None
-        self._used_index = self._used_words[USED_INDEX]
+        self.used_index = self._used_words[USED_INDEX]
 
     def resume(self, before: "DeviceQueue") -> None:
         """Take over from `before`, which served this very ring until a pause: chains it popped may be pushed here.
@@ -192,12 +193,12 @@ class DeviceQueue:
             raise RingError(self.stopped)
         if not 0 <= written <= chain.writable_bytes:
             raise ValueError(f"{written} bytes written into {chain!r}")
-        index = self._used_index
+        index = self.used_index
         offset = USED_HEADER_BYTES + USED_ELEMENT_BYTES * (index & self._mask)
-        USED_ELEMENT.pack_into(self._used, offset, chain.head, written)
+        _encode_used(self._used, offset, chain.head, written)
         if WEAKLY_ORDERED:
             fence()  # release: the response and the element before the index that publishes them (2.7.8.2)
-        self._used_index = self._used_words[USED_INDEX] = (index + 1) & INDEX_MASK
+        self.used_index = self._used_words[USED_INDEX] = (index + 1) & INDEX_MASK
         self.outstanding -= 1
         chain.epoch = 0  # of no queue: the driver owns it again
         return True

@@ -120,7 +120,7 @@ class InProcessTransport:
         if published != self._served:
             self._served = published
             try:
-                while self.worker.service():
+                while self.worker.serve():
                     pass  # at most as often as the ring has room for a batch: nobody publishes meanwhile
             except RingError as error:
                 raise TransportError(f"the device stopped the ring: {error}") from error

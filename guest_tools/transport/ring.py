@@ -120,16 +120,23 @@ class CommandRing:
     def publish(self, request: Sequence[Part], capacity: int) -> int:
         """Copy the frame into the block and make the chain available; returns its head. Raises Backpressure, and
         TransportError for a frame that can never fit. Whether to kick is the caller's business."""
-        size = len(request[0]) if len(request) == 1 else sum(map(len, request))
-        if size > SLOT_REQUEST_BYTES or capacity > SLOT_RESPONSE_BYTES:
-            return self._publish_large(request, size, capacity)
+        if len(request) == 1:
+            frame = request[0]
+            size = len(frame)
+            if size > SLOT_REQUEST_BYTES or capacity > SLOT_RESPONSE_BYTES:
+                return self._publish_large(request, size, capacity)
+        else:
+            size = sum(map(len, request))
+            if size > SLOT_REQUEST_BYTES or capacity > SLOT_RESPONSE_BYTES:
+                return self._publish_large(request, size, capacity)
+            frame = b"".join(request)
         if not self._free:
             raise Backpressure("no free slot")
         slot = self._free.pop()
         start, request_address, response_address, _, _ = slot
-        self._block[start : start + size] = request[0] if len(request) == 1 else b"".join(request)
+        self._block[start : start + size] = frame
         try:
-            head = self.queue.publish(((request_address, size),), ((response_address, capacity),))
+            head = self.queue.publish_pair(request_address, size, response_address, capacity)
         except DeviceMisbehaved as error:
             self._free.append(slot)
             raise TransportError(f"the device broke the ring: {error}") from error
@@ -182,11 +189,12 @@ class CommandRing:
         slot = self._issued[head]
         assert slot is not None, "the driver queue returns only heads it published"
         self._issued[head] = None
-        if slot.pages is None:
+        _, _, _, response, pages = slot
+        if pages is None:
             self._free.append(slot)
         else:
-            self._pages.give_back(slot.pages)
-        return _new_tuple(Completion, (head, slot.response[:written]))
+            self._pages.give_back(pages)
+        return _new_tuple(Completion, (head, response[:written]))
 
     def reset(self) -> None:
         """The device has been reset: everything outstanding is ours again."""

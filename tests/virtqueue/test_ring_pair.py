@@ -156,6 +156,25 @@ def test_r7_driver_rejects_what_it_never_gave(case: str) -> None:
     assert pair.driver.publish(*ONE) in range(8)
 
 
+def test_a_pair_of_ranges_is_published_like_any_chain_and_gives_its_descriptors_back() -> None:
+    pair = Pair(size=8)
+    heads = [pair.driver.publish_pair(DATA + 64 * number, 24, DATA + 4096, 40 + number) for number in range(4)]
+    with pytest.raises(Backpressure):
+        pair.driver.publish_pair(DATA, 24, DATA + 4096, 24)
+    for number, head in enumerate(heads):
+        chain = pair.device.pop()
+        assert chain is not None
+        assert chain.broken is None
+        assert (chain.head, chain.readable_bytes, chain.writable_bytes) == (head, 24, 40 + number)
+        assert pair.device.push(chain, chain.writable_bytes)
+    assert [pair.driver.collect() for _ in heads] == [Used(head, 40 + number) for number, head in enumerate(heads)]
+    assert pair.driver.free_descriptors == 8
+    for bad in ((DATA, 0, DATA, 24), (DATA, 24, DATA, 0)):
+        with pytest.raises(ValueError, match="bytes in a ring"):
+            pair.driver.publish_pair(*bad)
+    assert pair.driver.free_descriptors == 8
+
+
 def test_vq_018_reset_gives_every_chain_back_and_begins_anew() -> None:
     pair = Pair(8, first_index=65533)
     heads = {pair.driver.publish(*ONE) for _ in range(3)}
