@@ -30,6 +30,7 @@ MODULES = (
     "virtaccel.guest_tools.session",
     "virtaccel.guest_tools.transport",
     "virtaccel.guest_tools.transport.base",
+    "virtaccel.guest_tools.transport.raw",
     "virtaccel.guest_tools.transport.ring",
     "virtaccel.guest_tools.pci",
     "virtaccel.guest_tools.pci.capabilities",

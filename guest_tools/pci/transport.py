@@ -16,6 +16,7 @@ from virtaccel.guest_tools.pci.dma import SMALL_PAGE, DmaMemory, allocate
 from virtaccel.guest_tools.pci.function import DEFAULT_VIRTIO_ID, Function, PciError, choose
 from virtaccel.guest_tools.pci.interrupt import Polling, UioInterrupt, Wait
 from virtaccel.guest_tools.transport.base import Backpressure, Completion, Config, Part, TransportError, decode_config
+from virtaccel.guest_tools.transport.raw import RawRing
 from virtaccel.guest_tools.transport.ring import CommandRing, block_bytes
 from virtaccel.virtqueue import layout
 from virtaccel.virtqueue.driver import DeviceMisbehaved
@@ -26,6 +27,7 @@ SMALL_PAGE_QUEUE = 128
 LARGEST_BULK = 34 << 20
 SMALLEST_BULK = 1 << 20
 SPIN_S = 100e-6
+RAW_REST_S = 200e-6
 LOST_AFTER_S = 10.0
 QUESTION = wire.REQUEST_HEADER.pack(wire.Opcode.GET_DEVICE_INFO, 0, 0, (1 << 64) - 1)
 QUESTION_CAPACITY = 92
@@ -257,6 +259,13 @@ class PciTransport:
             except TransportError as error:
                 raise self._checked(error) from error
             self._bell[0] = wire.COMMAND_QUEUE
+
+    def raw_ring(self) -> RawRing:
+        """The ring laid bare, see transport/raw.py. Silence is then for its user to judge."""
+        return self._ring.lay_bare(self._kick, lambda seconds: time.sleep(min(seconds, RAW_REST_S)), self.reset)
+
+    def _kick(self) -> None:
+        self._bell[0] = wire.COMMAND_QUEUE
 
     def reset(self) -> None:
         """See Transport. A device that was lost by its silence stays lost: where the back end is gone, QEMU's generic

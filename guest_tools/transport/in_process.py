@@ -22,6 +22,7 @@ from virtaccel.device.errors import ConfigError
 from virtaccel.device.worker import Device, Worker
 from virtaccel.guest_tools.errors import Unavailable
 from virtaccel.guest_tools.transport.base import Completion, Config, Part, TransportError, decode_config
+from virtaccel.guest_tools.transport.raw import RawRing
 from virtaccel.guest_tools.transport.ring import CommandRing, block_bytes
 from virtaccel.virtqueue.memory import GuestMemory, Region
 from virtaccel.virtqueue.split import DeviceQueue, RingError
@@ -135,6 +136,18 @@ class InProcessTransport:
         backend.wait(seconds)
         backend.acknowledge()
         self.worker.completions()
+
+    def raw_ring(self) -> RawRing:
+        """The ring laid bare, see transport/raw.py."""
+        return self.ring.lay_bare(_nobody_to_notify, self._rest, self.reset)
+
+    def _rest(self, seconds: float) -> None:
+        """Run the device on a ring that somebody else writes."""
+        try:
+            if not self._service() and self.device.engine.parked:
+                self.pause(min(seconds, LONGEST_WAIT_SECONDS))
+        except RingError as error:
+            raise TransportError(f"the device stopped the ring: {error}") from error
 
     def reset(self) -> None:
         """Reset the device and the ring. Raises TransportError if no backend could be opened again."""

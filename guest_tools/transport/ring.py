@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
 from virtaccel.guest_tools.transport.base import Backpressure, Completion, Part, TransportError
+from virtaccel.guest_tools.transport.raw import RawRing
 from virtaccel.virtqueue.driver import DeviceMisbehaved, DriverQueue
 from virtaccel.virtqueue.layout import Placement, ring_bytes
 
@@ -176,6 +177,12 @@ class CommandRing:
         self._issued[head] = _Slot(start, 0, 0, self._block[answer : answer + capacity], taken)
         self.published += 1
         return head
+
+    def lay_bare(
+        self, notify: Callable[[], None], rest: Callable[[float], None], reset: Callable[[], None]
+    ) -> RawRing:
+        """The ring for whoever writes descriptors by hand (transport/raw.py); this object is not used meanwhile."""
+        return RawRing(self._block, self._locate, self.queue.size, notify, rest, reset)
 
     def collect(self) -> Completion | None:
         """The next chain that came back, or None. Never waits. The response is valid until the next `publish`."""

@@ -26,6 +26,7 @@ from virtaccel.device.vhost_user import message as m
 from virtaccel.device.vhost_user.message import ProtocolFeature, Request
 from virtaccel.guest_tools.errors import Unavailable
 from virtaccel.guest_tools.transport.base import Completion, Config, Part, TransportError, decode_config
+from virtaccel.guest_tools.transport.raw import RawRing
 from virtaccel.guest_tools.transport.ring import CommandRing, block_bytes
 from virtaccel.virtqueue.layout import Placement
 
@@ -45,6 +46,7 @@ WANTED_PROTOCOL_FEATURES = int(
 )
 STATUS_RUNNING: Final = 0xF  # ACKNOWLEDGE, DRIVER, DRIVER_OK, FEATURES_OK (virtio 2.1)
 _ERROR_GRACE_S: Final = 1.0
+_RAW_REST_S: Final = 0.0002
 
 
 class FrontEnd:
@@ -304,6 +306,15 @@ class VhostUserTransport:
                 raise self._lose("the back end closed the connection")
         if self._failed_at is not None and time.monotonic() - self._failed_at > _ERROR_GRACE_S:
             raise TransportError("the device reports an error on its ring and answers no more; reset it")
+
+    def raw_ring(self) -> RawRing:
+        """The ring laid bare, see transport/raw.py."""
+        return self._ring.lay_bare(lambda: os.eventfd_write(self._kick, 1), self._rest, self.reset)
+
+    def _rest(self, seconds: float) -> None:
+        """Wait a little for a device that was not asked to interrupt; notice when it is gone."""
+        if select.select([self._live()], [], [], min(seconds, _RAW_REST_S))[0]:
+            raise self._lose("the back end closed the connection")
 
     def reset(self) -> None:
         if self._closed:
