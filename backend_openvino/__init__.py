@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from virtaccel.device.backend import Backend, BackendUnavailable
+
+if TYPE_CHECKING:
+    from virtaccel.device.isolation.nursery import Run
 
 _REPORTS_HOME = "openvino.tools.ovc"
 """Part of the runtime's package that it imports at once: converts models, which nothing here needs, takes half of the
@@ -23,6 +28,14 @@ def preload() -> None:
     finally:
         if wanted:
             del sys.modules[_REPORTS_HOME]
+
+
+def prepare(words: Sequence[str]) -> Run:
+    """For a nursery of sandboxes, on the device `words[0]` (device.isolation.nursery)."""
+    preload()
+    from virtaccel.backend_openvino import sandbox
+
+    return sandbox.prepare(words[0])
 
 
 def open_backend(device: str | None = None) -> Backend:

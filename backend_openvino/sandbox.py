@@ -49,6 +49,7 @@ FAULTS_SWITCH: Final = "VIRTACCEL_SANDBOX_FAULTS"
 """Fault injection, for tests only: with this set, a graph whose first input is called fault:crash, fault:hang or
 fault:memory makes the sandbox do that. Read nowhere but inside the sandbox."""
 
+_PACKAGE: Final = __name__.rpartition(".")[0]
 _HEADER: Final = struct.Struct("<I")
 _RAN_OUT: Final = {-signal.SIGXCPU: "its processor time", -signal.SIGXFSZ: "the size of a compiled model"}
 
@@ -89,8 +90,8 @@ class Sandbox:
     def _begin(self) -> Nursery:
         if len(os.listdir("/proc/self/task")) == 1:
             # Nothing runs here yet, and nothing of a guest's has been seen: a copy of this process will do.
-            return Nursery.fork(prepare([self.device]))
-        return Nursery.spawn(__name__, self.device)
+            return Nursery.fork(prepare(self.device))
+        return Nursery.spawn(_PACKAGE, self.device)
 
     def compile(self, payload: bytes, target_words: tuple[int, ...], variant: Variant, host: Host) -> Compiled:
         """As programs.Elsewhere."""
@@ -119,7 +120,7 @@ class Sandbox:
                 log.warning("starting another nursery: %s", error)
             self._nursery.close()
             try:
-                self._nursery = Nursery.spawn(__name__, self.device)
+                self._nursery = Nursery.spawn(_PACKAGE, self.device)
                 return self._nursery.start(work, descriptors)
             except NurseryLost as error:  # a confined worker may start no program: its daemon starts another worker
                 raise BackendError(Status.DEVICE_LOST, f"nothing can be compiled any more: {error}") from error
@@ -188,9 +189,8 @@ def sandbox() -> Sandbox:
 # ---- the sandbox itself
 
 
-def prepare(words: Sequence[str]) -> Run:
+def prepare(device: str) -> Run:
     """For a nursery: have the runtime and the device's plugin in memory, without starting a thread."""
-    device = words[0]
     try:
         runtime.full_name(device)
     except RuntimeError as error:

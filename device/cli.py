@@ -14,9 +14,9 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from types import FrameType
 
 from virtaccel import __version__
@@ -24,6 +24,7 @@ from virtaccel.device import wire
 from virtaccel.device.backend import BackendError, BackendUnavailable, Limits, OpenBackend
 from virtaccel.device.config import U32_MAX, U64_MAX, DeviceConfig, ResourcePolicy, WireConfig
 from virtaccel.device.errors import ConfigError
+from virtaccel.device.isolation import IsolatingOpener, WorkerLimits
 from virtaccel.device.vhost_user import sockets
 from virtaccel.device.vhost_user.guest import Settings
 from virtaccel.device.vhost_user.server import Server, Source
@@ -34,6 +35,8 @@ from virtaccel.device.worker import BATCH, Device
 PROGRAM = "vhost-user-accel"
 CAPABILITIES = {"type": "accel", "features": []}
 BACKENDS = "virtaccel.backends"
+RUNS_NO_NATIVE_CODE = ("reference",)
+"""Backends that gain nothing from a process of their own."""
 LEVELS = ("debug", "info", "warning", "error", "critical")
 
 log = logging.getLogger(PROGRAM)
@@ -82,6 +85,19 @@ def arguments() -> argparse.ArgumentParser:
     what.add_argument("--backend", default="openvino", help="what executes programs (openvino)")
     what.add_argument("--device", help="the backend's own device name, such as CPU or GPU (its choice)")
     what.add_argument("--list-backends", action="store_true", help="print the installed backends and exit")
+
+    apart = parser.add_argument_group("isolation: what happens in processes of their own")
+    apart.add_argument(
+        "--isolation", choices=("none", "compile", "worker"),
+        help="compile: each program is compiled in a sandbox; worker: and a guest's programs run in a worker, so that "
+        "this process runs no native code of a backend (worker; none for the reference backend)",
+    )
+    apart.add_argument("--compile-seconds", metavar="SECONDS", type=float, help="longest that compiling may take (60)")
+    apart.add_argument("--compile-memory", metavar="BYTES", action=_Bytes, help="most that compiling may need (4G)")
+    apart.add_argument(
+        "--worker-memory", metavar="BYTES", action=_Bytes, default=8 << 30,
+        help="private memory of a worker, its guest's buffers apart; 0 is no limit (8G)",
+    )
 
     ring = parser.add_argument_group("the command queue")
     ring.add_argument("--queue-size", metavar="N", type=int, default=1024, help="largest ring served (1024)")
@@ -154,14 +170,34 @@ def _settings(options: argparse.Namespace) -> Settings:
 
 def _backend(name: str) -> OpenBackend:
     """The backend of that name. Raises BackendUnavailable if it is not installed or cannot be imported."""
+    try:
+        opener: OpenBackend = _entry(name).load()
+    except ImportError as error:
+        raise BackendUnavailable(f"backend {name}: {error}") from error
+    return opener
+
+
+def _entry(name: str) -> EntryPoint:
+    """Where the backend of that name is. Raises BackendUnavailable if nothing is installed under it."""
     for entry in entry_points(group=BACKENDS, name=name):
-        try:
-            opener: OpenBackend = entry.load()
-        except ImportError as error:
-            raise BackendUnavailable(f"backend {name}: {error}") from error
-        return opener
+        return entry
     known = ", ".join(sorted(entry.name for entry in entry_points(group=BACKENDS))) or "none"
     raise BackendUnavailable(f"no backend is called {name}; installed: {known}")
+
+
+def _opener(options: argparse.Namespace) -> tuple[OpenBackend, Callable[[], None]]:
+    """How backends are opened, isolated as asked, and what ends whatever that needs. Raises BackendUnavailable."""
+    isolation = options.isolation or ("none" if options.backend in RUNS_NO_NATIVE_CODE else "worker")
+    for name, value in (("SECONDS", options.compile_seconds), ("MEMORY", options.compile_memory)):
+        if value is not None:
+            os.environ[f"VIRTACCEL_COMPILE_{name}"] = str(value)
+    if isolation == "worker":
+        _entry(options.backend)
+        isolated = IsolatingOpener(options.backend, WorkerLimits(options.worker_memory))
+        return isolated, isolated.close
+    if isolation == "compile":
+        os.environ["VIRTACCEL_COMPILE"] = "sandbox"
+    return _backend(options.backend), lambda: None
 
 
 def _listeners(options: argparse.Namespace) -> list[Source]:
@@ -189,7 +225,8 @@ def _serve(options: argparse.Namespace) -> None:
     """Listen first, since a runtime may take a second to come up and a VMM can wait in the socket's queue for that
     long; then the backends; then serve. A backend that cannot be had takes the sockets away again."""
     settings, config, policy = _settings(options), _config(options), _policy(options)
-    opener = partial(_backend(options.backend), options.device)
+    open_isolated, end = _opener(options)
+    opener = partial(open_isolated, options.device)
     sources = _listeners(options)
     devices: list[Device] = []
     server = Server(settings)
@@ -203,10 +240,14 @@ def _serve(options: argparse.Namespace) -> None:
     except BaseException:
         _close(devices)
         _close(sources)
+        end()
         raise
     for source, device, each in zip(sources, devices, logs, strict=True):
         server.add(source, device, each)
-    server.run()
+    try:
+        server.run()
+    finally:
+        end()
 
 
 def _early(_number: int, _frame: FrameType | None) -> None:

@@ -17,7 +17,7 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Final, NoReturn, Protocol, TypeVar
 
@@ -127,9 +127,14 @@ def _as(handle: Handle, kind: type[T]) -> T:
 
 
 class IsolatedBackend:
-    """A worker's backend. Owns the socket, the process and the board; the greeting has not been received yet."""
+    """A worker's backend. Owns the socket, the process and the board, and first waits up to `greeting_seconds` for the
+    worker to be ready. `lost` is called once if it is lost. Raises Garbage, OSError."""
 
-    def __init__(self, connection: socket.socket, process: Process, board: Board, greeting_seconds: float) -> None:
+    def __init__(
+        self, connection: socket.socket, process: Process, board: Board, greeting_seconds: float,
+        lost: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        self._tell_lost = lost
         self._connection = connection
         self._process = process
         self._board = board
@@ -188,6 +193,7 @@ class IsolatedBackend:
             with contextlib.suppress(OSError, ValueError):
                 self._news.unregister(self._connection.fileno())
             self._process.kill()
+            self._tell_lost()
         raise BackendError(Status.DEVICE_LOST, self._lost)
 
     def _gone(self) -> NoReturn:

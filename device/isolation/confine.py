@@ -44,7 +44,7 @@ _SINCE_2019: Final = {
 }  # fmt: skip
 _X86_64: Final = {
     "open": 2, "ioctl": 16, "shmget": 29, "shmat": 30, "socket": 41, "connect": 42, "accept": 43, "bind": 49,
-    "listen": 50, "socketpair": 53, "clone": 56, "fork": 57, "vfork": 58, "execve": 59, "kill": 62, "semget": 64,
+    "listen": 50, "clone": 56, "fork": 57, "vfork": 58, "execve": 59, "kill": 62, "semget": 64,
     "msgget": 68, "truncate": 76, "rename": 82, "mkdir": 83, "rmdir": 84, "creat": 85, "link": 86, "unlink": 87,
     "symlink": 88, "chmod": 90, "fchmod": 91, "chown": 92, "fchown": 93, "lchown": 94, "ptrace": 101, "mknod": 133,
     "personality": 135, "chroot": 161, "mount": 165, "umount2": 166, "swapon": 167, "swapoff": 168, "reboot": 169,
@@ -62,7 +62,7 @@ _AARCH64: Final = {
     "fchmod": 52, "fchmodat": 53, "fchownat": 54, "fchown": 55, "openat": 56, "quotactl": 60, "personality": 92,
     "unshare": 97, "init_module": 105, "delete_module": 106, "ptrace": 117, "kill": 129, "tkill": 130, "tgkill": 131,
     "reboot": 142, "mq_open": 180, "msgget": 186, "semget": 190, "shmget": 194, "shmat": 196, "socket": 198,
-    "socketpair": 199, "bind": 200, "listen": 201, "accept": 202, "connect": 203, "add_key": 217, "request_key": 218,
+    "bind": 200, "listen": 201, "accept": 202, "connect": 203, "add_key": 217, "request_key": 218,
     "keyctl": 219, "clone": 220, "execve": 221, "swapon": 224, "swapoff": 225, "perf_event_open": 241, "accept4": 242,
     "name_to_handle_at": 264, "open_by_handle_at": 265, "setns": 268, "process_vm_readv": 270,
     "process_vm_writev": 271, "kcmp": 272, "finit_module": 273, "renameat2": 276, "seccomp": 277, "bpf": 280,

@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -62,10 +63,10 @@ class _Started:
         finally:
             theirs.close()
 
-    def ready(self) -> IsolatedBackend:
+    def ready(self, lost: Callable[[], None]) -> IsolatedBackend:
         """Wait for it. Raises BackendUnavailable; the worker is gone then."""
         try:
-            return IsolatedBackend(self.connection, self.child, self.board, READY_SECONDS)
+            return IsolatedBackend(self.connection, self.child, self.board, READY_SECONDS, lost)
         except (Garbage, OSError) as error:
             raise BackendUnavailable(str(error) or "the worker does not start") from error
 
@@ -83,6 +84,7 @@ class IsolatingOpener:
         self._limits = limits if limits is not None else WorkerLimits()
         self._nursery: Nursery | None = None
         self._spare: _Started | None = None
+        self._closed = False
 
     @property
     def nursery(self) -> Nursery | None:
@@ -90,20 +92,21 @@ class IsolatingOpener:
 
     def __call__(self, device: str | None = None) -> Backend:
         """A fresh worker, or the one that was made ready. Raises BackendUnavailable."""
+        lost = functools.partial(self.make_ready, device)
         spare, self._spare = self._spare, None
         if spare is not None and spare.device == device:
             with contextlib.suppress(BackendUnavailable):
-                return spare.ready()
+                return spare.ready(lost)
         elif spare is not None:
             spare.discard()
         try:
-            return self._start(device).ready()
+            return self._start(device).ready(lost)
         except (NurseryLost, OSError) as error:
             raise BackendUnavailable(f"no worker can be started: {error}") from error
 
     def make_ready(self, device: str | None = None) -> None:
-        """Start a worker for a coming call. Never waits and never fails."""
-        if self._spare is None:
+        """Start a worker for a coming call, as one was lost. Never waits and never fails."""
+        if self._spare is None and not self._closed:
             with contextlib.suppress(NurseryLost, OSError):
                 self._spare = self._start(device)
 
@@ -119,6 +122,7 @@ class IsolatingOpener:
 
     def close(self) -> None:
         """End the nursery and every worker."""
+        self._closed = True
         spare, self._spare = self._spare, None
         if spare is not None:
             spare.discard()
