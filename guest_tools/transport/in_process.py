@@ -144,7 +144,7 @@ class InProcessTransport:
     def _rest(self, seconds: float) -> None:
         """Run the device on a ring that somebody else writes."""
         try:
-            if not self._service() and self.device.engine.parked:
+            if not self.worker.service() and self.device.engine.parked:
                 self.pause(min(seconds, LONGEST_WAIT_SECONDS))
         except RingError as error:
             raise TransportError(f"the device stopped the ring: {error}") from error
