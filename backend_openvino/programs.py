@@ -34,7 +34,7 @@ from virtaccel.tosa_graph.elements import pack
 from virtaccel.tosa_graph.flatbuffer import read
 from virtaccel.tosa_graph.graph import DType, Graph, Op, Tensor, TosaError, packed_bytes
 from virtaccel.tosa_graph.specialise import specialise
-from virtaccel.tosa_graph.target import ALL_PROFILES, Extension, Target, from_words, to_words
+from virtaccel.tosa_graph.target import ALL_EXTENSIONS, ALL_PROFILES, Extension, Target, from_words, to_words
 from virtaccel.tosa_graph.validate import required, validate
 
 log = logging.getLogger(__name__)
@@ -97,25 +97,14 @@ class Host:
     elsewhere: Elsewhere | None = field(default=None, compare=False, repr=False)
 
 
-_OFFERED = (
-    Extension.INT16
-    | Extension.INT4
-    | Extension.FFT
-    | Extension.VARIABLE
-    | Extension.CONTROLFLOW
-    | Extension.DYNAMIC
-    | Extension.DOUBLEROUND
-    | Extension.INEXACTROUND
-)
+_OFFERED = ALL_EXTENSIONS & ~(Extension.FP8E4M3 | Extension.FP8E5M2)
 
 
 def offered(device: str) -> Target:
     """Profiles and extensions that programs may ask for on this device."""
     extensions = _OFFERED
-    types = {dtype for record in RECORDS.values() for row in record.types for dtype in row}
-    for extension, dtype in ((Extension.FP8E4M3, DType.FP8E4M3), (Extension.FP8E5M2, DType.FP8E5M2)):
-        if dtype in types and runtime.runs_fp8(device):
-            extensions |= extension
+    if runtime.runs_fp8(device):
+        extensions |= Extension.FP8E4M3 | Extension.FP8E5M2
     return Target(ALL_PROFILES, extensions)
 
 

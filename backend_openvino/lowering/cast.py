@@ -12,10 +12,20 @@ from collections.abc import Callable
 import openvino as ov
 from openvino import opset15 as ops
 
-from virtaccel.backend_openvino.lowering.exact import as_i32, f32, i32, wrapped
+from virtaccel.backend_openvino.lowering.exact import (
+    as_i32,
+    blend_i32,
+    f32,
+    i32,
+    low_bits,
+    nonzero,
+    shifted_left,
+    shifted_right,
+    wrapped,
+)
 from virtaccel.backend_openvino.lowering.half import narrowed, widened
 from virtaccel.backend_openvino.lowering.numbers import ELEMENT_TYPES
-from virtaccel.backend_openvino.lowering.operands import operand
+from virtaccel.backend_openvino.lowering.operands import FLOATS, FP8, operand
 from virtaccel.backend_openvino.lowering.registry import Record, Site, Value, register
 from virtaccel.tosa_graph.graph import DType, Op
 
@@ -42,6 +52,15 @@ def _integer_to_integer(x: ov.Output, source: DType, target: DType) -> ov.Output
     return wide if target is DType.INT32 else ops.convert(wide, ELEMENT_TYPES[target]).output(0)
 
 
+def _odd(x: ov.Output) -> ov.Output:
+    """INT32 with the last 8 bits of numbers beyond 2^24 made one that is set if any was: FP32 then holds all of them,
+    and rounding them to a shorter type is rounding the numbers themselves."""
+    upper = shifted_right(x, 24)
+    beyond = nonzero(ops.multiply(upper, ops.add(upper, i32(1))).output(0))
+    sticky = shifted_left(as_i32(nonzero(low_bits(x, 8))), 8)
+    return blend_i32(beyond, ops.bitwise_or(ops.bitwise_and(x, i32(-256)), sticky).output(0), x)
+
+
 def _converted(site: Site, x: ov.Output, source: DType, target: DType) -> ov.Output:
     if target is DType.BOOL:
         return ops.not_equal(as_i32(x), i32(0)).output(0)
@@ -49,6 +68,8 @@ def _converted(site: Site, x: ov.Output, source: DType, target: DType) -> ov.Out
         return ops.convert(x, ELEMENT_TYPES[target]).output(0)
     if source in _BITS and target in _BITS:
         return _integer_to_integer(x, source, target)
+    if source is DType.INT32 and target is not DType.FP32:
+        x = _odd(x)
     if source in _BITS:
         exact = target is DType.FP32 or source is DType.INT8
         return narrowed(site, ops.convert(x, ov.Type.f32).output(0), exact=exact)
@@ -67,14 +88,17 @@ _INTEGERS = (DType.INT8, DType.INT16, DType.INT32)
 _RULES: tuple[Callable[[DType], frozenset[tuple[DType, DType]]], ...] = (
     lambda whole: frozenset({(DType.BOOL, whole), (whole, DType.BOOL)}),
     lambda whole: frozenset((whole, other) for other in _INTEGERS if other is not whole),
-    lambda whole: frozenset((whole, real) for real in (DType.FP16, DType.FP32)),
-    lambda whole: frozenset((real, whole) for real in (DType.FP16, DType.FP32)),
+    lambda whole: frozenset((whole, real) for real in FLOATS),
+    lambda whole: frozenset((real, whole) for real in FLOATS),
 )
 _PAIRS = frozenset(pair for rule in _RULES for whole in _INTEGERS for pair in rule(whole))
+_REAL = frozenset((one, other) for one in (DType.FP16, DType.BF16) for other in (DType.FP32, *FP8))
+_REALS = _REAL | frozenset((other, one) for one, other in _REAL) | frozenset((DType.FP32, small) for small in FP8)
+_WIDENED = frozenset((small, DType.FP32) for small in FP8)
 
 register(
     Record(
-        Op.CAST, _PAIRS | {(DType.FP16, DType.FP32), (DType.FP32, DType.FP16)}, _cast,
+        Op.CAST, _PAIRS | _REALS | _WIDENED, _cast,
         "Convert of what was rounded to even and clipped, or wrapped, before", True,
     ),
 )  # fmt: skip

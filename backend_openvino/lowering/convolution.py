@@ -1,8 +1,9 @@
 """Convolution, pooling and MATMUL: TOSA 1.0, section 2.2 (tensor operators).
 
-Convolutions and pools work on channels-first data and leave it so; weights are laid out while lowering. FP16 is
-computed in FP32 and rounded once, which is inside the bounds of both accumulators that TOSA allows. Integer MATMUL is
-exact: sums are cut so that each part stays below 2^24, where FP32 holds every integer, and parts are added as INT32.
+Convolutions and pools work on channels-first data and leave it so; weights are laid out while lowering. Types shorter
+than FP32 are computed in it and rounded once, which is inside the bounds of both accumulators that TOSA allows. MATMUL
+of INT8 is exact: sums are cut so that each part stays below 2^24, where FP32 holds every integer, and parts are added
+as INT32.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from virtaccel.backend_openvino.lowering import layout as axes
 from virtaccel.backend_openvino.lowering.elementwise import linear
 from virtaccel.backend_openvino.lowering.half import narrowed
 from virtaccel.backend_openvino.lowering.numbers import ELEMENT_TYPES
+from virtaccel.backend_openvino.lowering.operands import FLOATS, FP8
 from virtaccel.backend_openvino.lowering.registry import Array, Layout, Record, Site, Value, register
 from virtaccel.tosa_graph.graph import DType, Op
 
 _F32_EXACT = 1 << 24
-_NARROWED = frozenset({DType.FP32, DType.FP16})
+_NARROWED = frozenset({*FLOATS, *FP8})
 PROPAGATE = 1
 """NanPropagationMode of the schema; IGNORE is 2."""
 
@@ -320,8 +322,9 @@ def padded(node: ov.Output, end: list[int], begin: list[int] | None = None) -> o
 
 # ---- rows
 
-_CONVOLUTIONS = frozenset({(DType.FP32, DType.FP32, DType.FP32), (DType.FP16, DType.FP16, DType.FP16)})
-_POOLS = frozenset({(DType.FP32,), (DType.FP16,)})
+_SMALL = frozenset((dtype, dtype, DType.FP16) for dtype in FP8)
+_CONVOLUTIONS = frozenset((dtype, dtype, dtype) for dtype in FLOATS) | _SMALL
+_POOLS = frozenset((dtype,) for dtype in (*FLOATS, *FP8))
 
 register(
     Record(Op.CONV2D, _CONVOLUTIONS, _convolution, "Convolution, channels first", False),
@@ -336,14 +339,9 @@ register(
     ),
     Record(
         Op.MATMUL,
-        frozenset(
-            {
-                (DType.FP32, DType.FP32, DType.FP32),
-                (DType.FP16, DType.FP16, DType.FP16),
-                (DType.FP16, DType.FP16, DType.FP32),
-                (DType.INT8, DType.INT8, DType.INT32),
-            }
-        ),
+        frozenset((dtype, dtype, DType.FP32) for dtype in FLOATS)
+        | {(DType.FP16, DType.FP16, DType.FP16), (DType.INT8, DType.INT8, DType.INT32)}
+        | _SMALL,
         _matmul,
         "MatMul; INT8 in parts below 2^24 added as INT32",
         False,

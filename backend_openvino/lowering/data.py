@@ -14,7 +14,7 @@ from openvino import opset15 as ops
 from virtaccel.backend_openvino.lowering import layout as axes
 from virtaccel.backend_openvino.lowering.exact import clipped_i32, i32
 from virtaccel.backend_openvino.lowering.numbers import constant_node
-from virtaccel.backend_openvino.lowering.operands import axis_of, operand, types
+from virtaccel.backend_openvino.lowering.operands import FLOATS, FP8, axis_of, operand, types
 from virtaccel.backend_openvino.lowering.registry import Array, Layout, Record, Site, Value, register
 from virtaccel.tosa_graph.graph import DType, Op
 
@@ -164,8 +164,8 @@ def _scatter(site: Site) -> tuple[Value, ...]:
 
 # ---- rows
 
-_MOVED = types(DType.BOOL, DType.INT8, DType.INT16, DType.INT32, DType.FP16, DType.FP32)
-_ROWS = types(DType.INT8, DType.INT16, DType.INT32, DType.FP16, DType.FP32)
+_ROWS = types(DType.INT8, DType.INT16, DType.INT32, *FLOATS, *FP8)
+_MOVED = _ROWS | types(DType.BOOL)
 
 register(
     Record(Op.CONCAT, _MOVED, _concat, "Concat", True),

@@ -1,27 +1,42 @@
-"""FP16 between operators: computed as FP32, rounded to FP16 wherever another operator reads the result.
+"""FP16, BF16 and FP8 between operators: computed as FP32, rounded wherever another operator reads the result.
 
 The CPU plugin keeps FP32 from node to node and drops Converts to FP16 and back, so a chain of FP16 operators would
-answer what no sequence of FP16 operators does. Rounding is therefore spelled out in FP32 arithmetic, to nearest even,
-with subnormals and overflow. TOSA 1.0, section 1.9 (floating-point precision requirements).
+answer what no sequence of FP16 operators does; to FP8 it rounds twice. Rounding to these is therefore spelled out in
+FP32 arithmetic, to nearest even, with subnormals and overflow. Converts to BF16 stay and round right, but for
+subnormals, which they make 0, as TOSA allows. TOSA 1.0, section 1.9 (floating-point precision requirements).
 """
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import openvino as ov
 from openvino import opset15 as ops
 
 from virtaccel.backend_openvino.lowering.exact import f32
 from virtaccel.backend_openvino.lowering.numbers import ELEMENT_TYPES
+from virtaccel.backend_openvino.lowering.operands import FP8
 from virtaccel.backend_openvino.lowering.registry import Site
 from virtaccel.tosa_graph.graph import DType
 
-_SMALLEST_NORMAL = 2.0**-14
-_OVERFLOW = 65520.0
-"""The smallest magnitude that rounds to infinity."""
-_GUARD_BITS = 13
-"""FP32 has 24 bits of significand, FP16 has 11."""
+
+class Format(NamedTuple):
+    """A floating-point type: its smallest normal and largest number, the smallest magnitude that rounds to neither but
+    becomes `above`, and by how many bits FP32's significand is longer."""
+
+    smallest_normal: float
+    largest: float
+    overflow: float
+    above: float
+    guard_bits: int
+
+
+_FORMATS = {
+    DType.FP16: Format(2.0**-14, 65504.0, 65520.0, math.inf, 13),
+    DType.FP8E4M3: Format(2.0**-6, 448.0, 464.0 + 2.0**-15, math.nan, 20),
+    DType.FP8E5M2: Format(2.0**-14, 57344.0, 61440.0, math.inf, 21),
+}
 
 
 def widened(output: ov.Output, dtype: DType) -> ov.Output:
@@ -34,24 +49,28 @@ def narrowed(site: Site, output: ov.Output, exact: bool = False) -> ov.Output:
     dtype = site.out_dtypes[0]
     if dtype is DType.FP32:
         return output
-    if not exact and site.builder.readers.get(site.operator.outputs[0], 0):
-        output = rounded(output)
+    if dtype in FP8 or (dtype is DType.FP16 and site.builder.readers.get(site.operator.outputs[0], 0)):
+        output = output if exact else rounded(output, dtype)
     return ops.convert(output, ELEMENT_TYPES[dtype]).output(0)
 
 
-def rounded(x: ov.Output) -> ov.Output:
-    """FP32 values rounded to the nearest FP16 value, ties to even; still FP32.
+def rounded(x: ov.Output, dtype: DType) -> ov.Output:
+    """FP32 values rounded to the nearest value of `dtype`, ties to even; still FP32.
 
-    Adding a number of the binade 13 above x's leaves only FP16's bits of x, rounded by the addition itself; subtracting
-    it is exact. That number has to be a multiple of twice FP16's last place, or ties would not go to even. Logarithm
-    and exponential need not be exact: next to a power of two both binades round alike.
+    Adding a number of a binade so far above x's leaves only the type's bits of x, rounded by the addition itself;
+    subtracting it is exact. That number has to be a multiple of twice the type's last place, or ties would not go to
+    even. Logarithm and exponential need not be exact: next to a power of two both binades round alike.
     """
-    size = ops.clamp(ops.abs(x), _SMALLEST_NORMAL, 65504.0)
+    form = _FORMATS[dtype]
+    size = ops.clamp(ops.abs(x), form.smallest_normal, form.largest)
     exponent = ops.floor(ops.multiply(ops.log(size), f32(1 / math.log(2))))
-    scale = ops.exp(ops.add(ops.multiply(exponent, f32(math.log(2))), f32(math.log(1.5 * 2**_GUARD_BITS))))
+    scale = ops.exp(ops.add(ops.multiply(exponent, f32(math.log(2))), f32(math.log(1.5 * 2**form.guard_bits))))
     spread = ops.multiply(scale, f32(4097.0))
     bias = ops.subtract(spread, ops.subtract(spread, scale))  # the 12 leading bits of scale: exactly 1.5 * 2^k
     kept = ops.subtract(ops.add(x, bias), bias)
     kept = ops.select(ops.equal(kept, f32(0.0)), ops.multiply(x, f32(0.0)), kept)  # zero keeps the sign of x
-    overflows = ops.less_equal(f32(_OVERFLOW), ops.abs(x))
-    return ops.select(overflows, ops.multiply(x, f32(math.inf)), kept).output(0)
+    overflows = ops.less_equal(f32(form.overflow), ops.abs(x))
+    result = ops.select(overflows, ops.multiply(x, f32(form.above)), kept)
+    if dtype not in FP8:
+        return result.output(0)
+    return ops.select(ops.equal(x, x), result, f32(math.nan)).output(0)  # converting spoils other NaNs

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import struct
-
 from virtaccel.backend_openvino.lowering.registry import Array, Site, Value
-from virtaccel.tosa_graph.graph import DType
+from virtaccel.tosa_graph.elements import unpack
+from virtaccel.tosa_graph.graph import DType, packed_bytes
 from virtaccel.tosa_graph.schema import NanMode
 
-FLOATS = (DType.FP32, DType.FP16)
-_SCALARS: dict[DType, str] = {DType.INT8: "<b", DType.INT16: "<h", DType.FP16: "<e", DType.FP32: "<f"}
+FLOATS = (DType.FP32, DType.FP16, DType.BF16)
+"""What arithmetic is for."""
+FP8 = (DType.FP8E4M3, DType.FP8E5M2)
+"""What is only moved, compared, multiplied and added up, and cast."""
 
 
 def types(*dtypes: DType) -> frozenset[tuple[DType, ...]]:
@@ -57,8 +58,8 @@ def propagates_nan(site: Site) -> bool:
 def scalar_attribute(site: Site, name: str, dtype: DType) -> float | int:
     """An attribute that holds the bytes of one value of `dtype`."""
     data = site.attributes.get(name)
-    layout = _SCALARS[dtype]
-    if not isinstance(data, bytes) or len(data) < struct.calcsize(layout):
+    size = packed_bytes(dtype, 1)
+    if not isinstance(data, bytes) or len(data) < size:
         raise site.refuse(f"{name} does not hold a value of {dtype.name}")
-    value = struct.unpack_from(layout, data)[0]
+    value = unpack(data[:size], dtype, ())
     return int(value) if dtype in (DType.INT8, DType.INT16) else float(value)

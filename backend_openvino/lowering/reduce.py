@@ -18,7 +18,7 @@ from openvino import opset15 as ops
 from virtaccel.backend_openvino.lowering import layout as axes
 from virtaccel.backend_openvino.lowering.exact import as_i32, f32, i32, low_bits, mask, shifted_left, shifted_right
 from virtaccel.backend_openvino.lowering.half import narrowed, widened
-from virtaccel.backend_openvino.lowering.operands import FLOATS, axis_of, operand, propagates_nan, types
+from virtaccel.backend_openvino.lowering.operands import FLOATS, FP8, axis_of, operand, propagates_nan, types
 from virtaccel.backend_openvino.lowering.registry import Record, Site, Value, register
 from virtaccel.tosa_graph.graph import DType, Op
 
@@ -148,7 +148,7 @@ def _argmax(site: Site) -> tuple[Value, ...]:
     stored = axes.stored_axis(value.layout, axis)
     highest, lowest = _reduction(ops.reduce_max, stored), _reduction(ops.reduce_min, stored)
     x = widened(value.output, value.dtype)
-    if value.dtype in FLOATS and site.builder.may_be_nan(value):
+    if value.dtype in (*FLOATS, *FP8) and site.builder.may_be_nan(value):
         propagate = propagates_nan(site)
         best = _float_extreme(x, stored, True, propagate)
         wanted = ops.equal(x, best).output(0)
@@ -172,7 +172,7 @@ _ORDERED = types(*FLOATS, DType.INT8, DType.INT16, DType.INT32)
 
 register(
     Record(
-        Op.ARGMAX, frozenset((dtype, DType.INT32) for dtype in (*FLOATS, DType.INT8, DType.INT16)), _argmax,
+        Op.ARGMAX, frozenset((dtype, DType.INT32) for dtype in (*FLOATS, *FP8, DType.INT8, DType.INT16)), _argmax,
         "ReduceMax, then ReduceMin over the places that reach it", True,
     ),
     Record(Op.REDUCE_ALL, _BOOL, partial(_plain, node=ops.reduce_logical_and), "ReduceLogicalAnd", True),
