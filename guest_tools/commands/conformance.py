@@ -8,6 +8,10 @@ import click
 
 SUITES = {
     "tosa": ("virtaccel.guest_tools.conformance.tosa", "Arm's official TOSA suite through a whole device."),
+    "protocol": (
+        "virtaccel.guest_tools.conformance.protocol", "The protocol's own cases against any device, hostile ones included."
+    ),
+    "backend": ("virtaccel.guest_tools.conformance.backend", "The backend contract, for people who write backends."),
 }
 """Module (with a click command under the suite's name) and one line."""
 
