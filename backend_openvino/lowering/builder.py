@@ -23,11 +23,14 @@ from virtaccel.backend_openvino.lowering.numbers import (
     packed_node,
 )
 from virtaccel.backend_openvino.lowering.registry import RECORDS, Array, Layout, Refused, Site, Value
-from virtaccel.tosa_graph.elements import unpack
+from virtaccel.tosa_graph.elements import CARRIER, unpack
 from virtaccel.tosa_graph.graph import Block, DType, Graph, Op, Operator, Tensor, TosaError
 
 BUILT_IN = frozenset({Op.CONST, Op.CONST_SHAPE, Op.IDENTITY, Op.VARIABLE, Op.VARIABLE_READ, Op.VARIABLE_WRITE})
 """Operators without a row."""
+
+_BITS = {DType.FP16: DType.INT16, DType.FP32: DType.INT32}
+"""As what constants go to outputs: the runtime quiets NaNs of FP16 and flushes subnormal constants of FP32."""
 
 MAX_REGIONS = 1024
 """Blocks that one graph may unfold to, where regions are called from several places."""
@@ -277,8 +280,8 @@ class Builder:
         values += [self.variables[tensor.variable_name] for tensor in written_variables(self.graph)]
         for value in values:
             output = self.tosa(value)
-            if value.dtype is DType.FP16 and value.constant is not None:
-                output = ops.constant(value.constant.view(np.int16)).output(0)
+            if value.constant is not None and value.dtype in _BITS:
+                output = constant_node(value.constant.view(CARRIER[_BITS[value.dtype]]), _BITS[value.dtype])
             key = _key(output)
             if output.get_node().get_type_name() in ("Parameter", "Constant", "Reshape") or key in seen:
                 # A parameter or constant wired straight to a result is never written, one node wired to two results is

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import openvino as ov
+from numpy.typing import NDArray
 from openvino import opset15 as ops
 
 from virtaccel.backend_openvino.lowering.registry import Array, Site
@@ -46,7 +48,7 @@ def constant_node(array: Array, dtype: DType) -> ov.Output:
     if dtype is DType.INT48:
         words = np.frombuffer(pack(array, dtype), np.int16).reshape(node_shape(array.shape, dtype))
         return ops.constant(words).output(0)
-    if dtype not in _PACKED_ONLY:
+    if dtype not in _PACKED_ONLY and dtype is not DType.FP32:
         return ops.constant(np.ascontiguousarray(array).reshape(array.shape), ELEMENT_TYPES[dtype]).output(0)
     return packed_node(pack(array, dtype), array.shape, dtype)
 
@@ -54,8 +56,35 @@ def constant_node(array: Array, dtype: DType) -> ov.Output:
 def packed_node(data: bytes, shape: tuple[int, ...], dtype: DType) -> ov.Output:
     """A Constant over TOSA's packed bytes: NaN payloads, too, stay what they were."""
     packed = np.frombuffer(data, np.uint8, packed_bytes(dtype, math.prod(shape)))
+    if dtype in _SUBNORMAL:
+        packed = _with_signed_zeros(packed, _SUBNORMAL[dtype])
     tensor = ov.Tensor(packed, ov.Shape(list(shape)), ELEMENT_TYPES[dtype])
     return ov.op.Constant(tensor, shared_memory=False).output(0)
+
+
+class _Fields(NamedTuple):
+    """Bits of a number: all of it, its exponent, its sign."""
+
+    word: np.dtype[Any]
+    exponent: int
+    sign: int
+
+
+_SUBNORMAL = {
+    DType.FP32: _Fields(np.dtype("<u4"), 0x7F80_0000, 0x8000_0000),
+    DType.BF16: _Fields(np.dtype("<u2"), 0x7F80, 0x8000),
+}
+
+
+def _with_signed_zeros(packed: NDArray[np.uint8], fields: _Fields) -> NDArray[np.uint8]:
+    """Subnormal numbers as zeros of their sign, which the standard's own checks allow. The runtime flushes them anyway,
+    but makes every -0 of such a constant a 0."""
+    words = packed.view(fields.word)
+    tiny = (words & fields.exponent) == 0
+    signs = words & fields.sign
+    if not np.any(words[tiny] != signs[tiny]):
+        return packed
+    return np.where(tiny, signs, words).astype(fields.word).view(np.uint8)
 
 
 # ---- folding

@@ -5,6 +5,7 @@ from __future__ import annotations
 import lowered
 import numpy as np
 import pytest
+from graphs import Const, single
 
 from virtaccel.backend_openvino.lowering import layout as axes
 from virtaccel.backend_openvino.lowering.builder import lower
@@ -235,3 +236,12 @@ def test_unknown_functions_give_no_bound() -> None:
     clamp = {"min_val": pack(np.float32([-1]), DType.FP32), "max_val": pack(np.float32([1]), DType.FP32)}
     writer.output(writer.operator(Op.CLAMP, [y], ((4,), DType.FP32), clamp))
     assert bounded(read(writer.to_bytes())) is None
+
+
+def test_constants_with_subnormal_numbers_keep_the_signs_of_their_zeros() -> None:
+    held = np.array([0x80000000, 0, 1, 0x80000001, 0x3F800000], np.uint32).view(np.float32)
+    tosa = single(Op.RECIPROCAL, [Const(held)], ((5,), DType.FP32))
+    assert lowered.run(tosa, [])[0][[0, 1, 4]].tolist() == [-np.inf, np.inf, 1]
+    plain = GraphWriter()
+    plain.output(plain.constant(held))
+    assert lowered.run_bytes(plain.to_bytes(), []) == [held.tobytes()]
