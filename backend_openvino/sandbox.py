@@ -103,7 +103,10 @@ class Sandbox:
             artifact = _memory_file("virtaccel-artifact", opened)
             result = _memory_file("virtaccel-compiled", opened)
             _write(artifact, payload)
-            child = self._start(json.dumps(work).encode(), [artifact, result])
+            try:
+                child = self._start(json.dumps(work).encode(), [artifact, result])
+            except OSError as error:
+                raise BackendError(Status.OUT_OF_MEMORY, f"no sandbox: {error.strerror}") from error
             opened.callback(child.close)
             self._wait(child)
             size = min(os.fstat(result).st_size, MAX_RESULT_BYTES)

@@ -129,8 +129,9 @@ def arguments() -> argparse.ArgumentParser:
         quota.add_argument(f"--{name.replace('_', '-')}", metavar="N", type=int, help=text)
     quota.add_argument("--max-buffer-bytes", metavar="BYTES", action=_Bytes, help="one buffer")
     quota.add_argument(
-        "--require-sealed", action="store_true",
-        help="refuse guest memory whose owner could shrink it, which would end this process (SIGBUS)",
+        "--require-sealed", action=argparse.BooleanOptionalAction,
+        help="refuse guest memory whose owner could shrink it, which would end this process (SIGBUS); for several "
+        "sockets unless told otherwise, since one front end could end the service of all",
     )
     parser.add_argument("--log-level", choices=LEVELS, default="info", help="(info)")
     return parser
@@ -165,7 +166,9 @@ def _settings(options: argparse.Namespace) -> Settings:
         raise ConfigError(f"--max-chain {options.max_chain} above --queue-size {options.queue_size}")
     if options.turn < 1 or options.poll_us < 0:
         raise ConfigError("--turn is at least 1 and --poll-us not below 0")
-    return Settings(options.queue_size, options.require_sealed, options.turn, options.poll_us / 1e6)
+    several = len(options.socket_path) + len(options.sockets) > 1
+    sealed = several if options.require_sealed is None else options.require_sealed
+    return Settings(options.queue_size, sealed, options.turn, options.poll_us / 1e6)
 
 
 def _backend(name: str) -> OpenBackend:

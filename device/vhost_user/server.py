@@ -7,10 +7,12 @@ goes wrong while serving one front end ends that connection and nothing else.
 
 from __future__ import annotations
 
+import errno
 import logging
 import selectors
 import signal
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -31,6 +33,9 @@ Source: TypeAlias = Listener | socket.socket
 POLLED_RING_S = 0.001
 """How often a ring is looked at whose front end asked for polling instead of kicks."""
 _MESSAGES_A_TURN = 16
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_ACCEPT_AGAIN_S = 0.25
+"""Rest before accepting again when descriptors or memory have run out: the front end that waits keeps its place."""
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -192,6 +197,7 @@ class Port:
         self._connection: Connection | None = None
         self._backend: int | None = None
         self._closing = False
+        self._accept_at = 0.0
         self._watch_backend()
         self._open()
 
@@ -209,11 +215,27 @@ class Port:
         listening = self._source.socket
         try:
             given, _ = listening.accept()
-        except OSError as error:  # gone again, or no descriptors left
-            self._log.warning("accept: %s", error.strerror)
-            return
+        except OSError as error:
+            if error.errno in _EXHAUSTED:
+                self._rest_from_accepting(error)
+            return  # or the front end has gone again
+        self._accept_at = 0.0
         self._scope.forget(listening.fileno())
         self._serve(given)
+
+    def _rest_from_accepting(self, error: OSError) -> None:
+        """The listener stays readable, so watching it on would be a busy loop."""
+        if not self._accept_at:
+            self._log.error("accept: %s", error.strerror)
+        self._accept_at = time.monotonic() + _ACCEPT_AGAIN_S
+        if isinstance(self._source, Listener):
+            self._scope.forget(self._source.socket.fileno())
+        self._scope.poll(self._accept_again, True)
+
+    def _accept_again(self) -> None:
+        if time.monotonic() >= self._accept_at:
+            self._scope.poll(self._accept_again, False)
+            self._open()
 
     def _serve(self, given: socket.socket) -> None:
         self._log.info("front end connected")

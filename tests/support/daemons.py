@@ -5,6 +5,7 @@ Only the front end's socket code is the project's own (FrontEnd); messages in ho
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import select
@@ -119,9 +120,13 @@ def readable(fd: int, timeout: float = 0.0) -> bool:
 class Memory:
     """A memfd mapped here, to be shown to the device as one region."""
 
-    def __init__(self, size: int = MEMORY_BYTES, guest: int = GUEST, user: int = USER, offset: int = 0) -> None:
-        self.fd = os.memfd_create("guest", os.MFD_CLOEXEC)
+    def __init__(
+        self, size: int = MEMORY_BYTES, guest: int = GUEST, user: int = USER, offset: int = 0, sealed: bool = False
+    ) -> None:
+        self.fd = os.memfd_create("guest", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self.fd, offset + size)
+        if sealed:  # as QEMU's memfd backend does
+            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
         self.map = mmap.mmap(self.fd, offset + size)
         self.view = memoryview(self.map)[offset:]
         self.region = MemoryRegion(guest, size, user, offset)

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from daemons import PATIENCE, Daemon, Vm, wait_until
+from daemons import PATIENCE, Daemon, Memory, Vm, wait_until
 from frames import request
 
 from virtaccel.device.vhost_user import message as m
@@ -290,11 +290,32 @@ def test_sealed_memory_may_be_required(tmp_path: Path) -> None:
         VhostUserTransport(daemon.path, bulk_bytes=1 << 20).close()
 
 
+def sealed_vm(path: str) -> Vm:
+    return Vm(path, memory=Memory(sealed=True))
+
+
+@pytest.mark.parametrize(
+    ("sockets", "option", "admitted"), [(1, None, True), (2, None, False), (2, "--no-require-sealed", True)]
+)
+def test_memory_that_may_shrink_is_refused_where_it_would_hurt_others(
+    tmp_path: Path, sockets: int, option: str | None, admitted: bool
+) -> None:
+    """Shrinking it ends the daemon: with one front end that is its own loss."""
+    paths = [str(tmp_path / name) for name in "ab"[:sockets]]
+    with Daemon(tmp_path, "--sockets", *paths, *([option] if option else [])), Vm(paths[0]) as vm:
+        vm.negotiate()
+        if admitted:
+            vm.share()
+        else:
+            with pytest.raises(TransportError, match="refuses"):
+                vm.share()
+
+
 def test_two_guests_in_one_process(tmp_path: Path) -> None:
     """Each socket is a device of its own: the other's objects cannot be named."""
     paths = [str(tmp_path / "a"), str(tmp_path / "b")]
     with Daemon(tmp_path, "--sockets", *paths) as daemon:
-        with Vm(paths[0]).start() as one, Vm(paths[1]).start() as two:
+        with sealed_vm(paths[0]).start() as one, sealed_vm(paths[1]).start() as two:
             first = one.call_device(request(0x0100, bytes(8)))[16:]
             second = two.call_device(request(0x0100, bytes(8)))[16:]
             assert first != second
