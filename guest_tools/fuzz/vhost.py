@@ -485,30 +485,33 @@ class _Stream:
 
     def negotiate(self, given: bytes) -> None:
         """Everything a sound front end says before its ring runs, from whatever state the session is in."""
-        target, ack = self.target, rules.NEED_REPLY
+        target, reply = self.target, rules.REPLY_ACK | 0x1A200
+        both = _U64.pack(rules.VIRTIO_F_VERSION_1 | rules.PROTOCOL_FEATURES_BIT)
+        self._sound(rules.GET_FEATURES)
+        self._sound(rules.SET_PROTOCOL_FEATURES, _U64.pack(reply))
+        self._sound(rules.GET_VRING_BASE, _STATE.pack(0, 0))
+        self._sound(rules.RESET_DEVICE)
+        # Only now does nobody write the ring any more.
         target.block[:] = bytes(BLOCK)
         with suppress(BlockingIOError):
             os.eventfd_read(target.kick)
-        both = _U64.pack(rules.VIRTIO_F_VERSION_1 | rules.PROTOCOL_FEATURES_BIT)
-        for request, payload, fds in (
-            (rules.GET_FEATURES, b"", ()),
-            (rules.SET_PROTOCOL_FEATURES, _U64.pack(0x1A208), ()),
-            (rules.GET_VRING_BASE, _STATE.pack(0, 0), ()),
-            (rules.RESET_DEVICE, b"", ()),
-            (rules.SET_FEATURES, both, ()),
-            (rules.SET_MEM_TABLE, _STATE.pack(1, 0) + _REGION.pack(GUEST, BLOCK, USER, 0), (target.memory_fd,)),
-            (rules.SET_VRING_NUM, _STATE.pack(0, RING), ()),
-            (rules.SET_VRING_BASE, _STATE.pack(0, 0), ()),
-            (rules.SET_VRING_ADDR, _ADDRESS.pack(0, 0, USER, USER + USED, USER + AVAILABLE, 0), ()),
-            (rules.SET_VRING_CALL, _U64.pack(0), (target.call,)),
-            (rules.SET_VRING_ERR, _U64.pack(0), (target.error,)),
-            (rules.SET_VRING_KICK, _U64.pack(0), (target.kick,)),
-            (rules.SET_VRING_ENABLE, _STATE.pack(0, 1), ()),
-        ):
-            answer = self.send(request, payload, fds, ack)
-            if request not in (rules.GET_FEATURES, rules.GET_VRING_BASE) and answer != bytes(8):
-                raise Finding(f"request {request} of a sound front end was refused")
+        table = _STATE.pack(1, 0) + _REGION.pack(GUEST, BLOCK, USER, 0)
+        self._sound(rules.SET_FEATURES, both)
+        self._sound(rules.SET_MEM_TABLE, table, (target.memory_fd,))
+        self._sound(rules.SET_VRING_NUM, _STATE.pack(0, RING))
+        self._sound(rules.SET_VRING_BASE, _STATE.pack(0, 0))
+        self._sound(rules.SET_VRING_ADDR, _ADDRESS.pack(0, 0, USER, USER + USED, USER + AVAILABLE, 0))
+        self._sound(rules.SET_VRING_CALL, _U64.pack(0), (target.call,))
+        self._sound(rules.SET_VRING_ERR, _U64.pack(0), (target.error,))
+        self._sound(rules.SET_VRING_KICK, _U64.pack(0), (target.kick,))
+        self._sound(rules.SET_VRING_ENABLE, _STATE.pack(0, 1))
         self.index, self.sound = 0, True
+
+    def _sound(self, request: int, payload: bytes = b"", fds: Sequence[int] = ()) -> None:
+        """A message that no back end has reason to refuse."""
+        answer = self.send(request, payload, fds, rules.NEED_REPLY)
+        if request not in (rules.GET_FEATURES, rules.GET_VRING_BASE) and answer != bytes(8):
+            raise Finding(f"request {request} of a sound front end was refused")
 
     def traffic(self, given: bytes) -> None:
         """A command through the ring, which must be answered if nothing was done to it."""
