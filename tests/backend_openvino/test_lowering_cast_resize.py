@@ -65,7 +65,10 @@ def _operands(source: DType, target: DType) -> Array:
     return np.append(x, np.array([np.nan, np.nan], kind)) if target in (DType.FP16, DType.FP32) else x
 
 
-@pytest.mark.parametrize(("source", "target"), sorted(PAIRS), ids=lambda dtype: dtype.name)
+TESTED = sorted(pair for pair in PAIRS if KINDS.keys() >= set(pair))
+
+
+@pytest.mark.parametrize(("source", "target"), TESTED, ids=lambda dtype: dtype.name)
 def test_every_cast(source: DType, target: DType) -> None:
     x = _operands(source, target)
     tosa, got = cast(x, source, target)
