@@ -45,6 +45,7 @@ from virtaccel.device.backend import (
 from virtaccel.device.isolation import messages
 from virtaccel.device.isolation.memory import SLOTS, Board, Ending, Garbled, Mapping, is_sealed
 from virtaccel.device.isolation.messages import Answer, Garbage, Greeting, Kind, Op, Outcome
+from virtaccel.device.isolation.nursery import NurseryLost
 from virtaccel.device.wire import Access, EventState, Status
 
 log = logging.getLogger(__name__)
@@ -139,6 +140,7 @@ class IsolatedBackend:
         self._process = process
         self._board = board
         self._numbers = count(1)
+        self._buffers: set[_Buffer] = set()
         self._loads: dict[int, _Program] = {}
         self._free_slots = list(range(SLOTS - 1, -1, -1))
         self._turns = count(1)
@@ -166,6 +168,8 @@ class IsolatedBackend:
         descriptors = array.array("i")
         for _, _, content in ancillary:
             descriptors.frombytes(content[: len(content) - len(content) % descriptors.itemsize])
+        if not data:
+            raise Garbage(f"the worker does not start: {self._epitaph()}")
         if descriptors:
             self._memory = descriptors[0]
         for extra in descriptors[1:]:
@@ -197,12 +201,16 @@ class IsolatedBackend:
         raise BackendError(Status.DEVICE_LOST, self._lost)
 
     def _gone(self) -> NoReturn:
+        self._lose(self._epitaph())
+
+    def _epitaph(self) -> str:
+        """How its process ended."""
         status: int | None = None
-        with contextlib.suppress(Exception):  # its nursery may have gone too
+        with contextlib.suppress(NurseryLost, OSError):
             status = self._process.ended(0.2)
         if status is None:
-            self._lose("its process has gone")
-        self._lose(f"its process was ended by signal {-status}" if status < 0 else f"its process ended with {status}")
+            return "its process has gone"
+        return f"its process was ended by signal {-status}" if status < 0 else f"its process ended with {status}"
 
     def _usable(self) -> None:
         if self._lost is not None:
@@ -326,6 +334,9 @@ class IsolatedBackend:
         self._connection.close()
         self._news.close()
         self._board.close()
+        for buffer in self._buffers:
+            buffer.mapping.close()
+        self._buffers.clear()
         if self._memory >= 0:
             os.close(self._memory)
 
@@ -359,12 +370,15 @@ class IsolatedBackend:
         except OSError as error:
             self._release(Op.FREE_BUFFER, number)
             raise BackendError(Status.OUT_OF_MEMORY, f"cannot map a buffer: {error}") from error
-        return AllocatedBuffer(_Buffer(number, mapping), answer.b, answer.c, answer.flag)
+        buffer = _Buffer(number, mapping)
+        self._buffers.add(buffer)
+        return AllocatedBuffer(buffer, answer.b, answer.c, answer.flag)
 
     def free_buffer(self, buffer: Handle) -> ReleaseOutcome:
         freed = _as(buffer, _Buffer)
         outcome = self._release(Op.FREE_BUFFER, freed.number)
         if outcome is RELEASED:
+            self._buffers.discard(freed)
             freed.mapping.close()
         return outcome
 
