@@ -1,4 +1,4 @@
-"""The one-file guest program: `python3 virtaccel-guest.pyz info|run|serve`, on a bare python3 inside a guest.
+"""The one-file guest program: `python3 virtaccel-guest.pyz info|run|conformance|serve`, on a bare python3 in a guest.
 
 Knows arguments and what to print. Exit status: 0 good, 1 a check failed, 2 bad input or no device, 3 the device was
 lost.
@@ -7,6 +7,7 @@ lost.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from collections.abc import Sequence
@@ -14,11 +15,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from virtaccel.guest_tools.client import ClientError
+from virtaccel.guest_tools.conformance import protocol_suite
+from virtaccel.guest_tools.conformance.protocol_bench import Failed
 from virtaccel.guest_tools.guest.arrays import NAMES, Array, ArrayError, compare, read_npy, read_npz, write_npz
 from virtaccel.guest_tools.guest.model import Model, ModelError
 from virtaccel.guest_tools.guest.remote import serve
 from virtaccel.guest_tools.pci.function import DEFAULT_VIRTIO_ID
-from virtaccel.guest_tools.pci.transport import LOST_AFTER_S, DeviceLost, open_pci
+from virtaccel.guest_tools.pci.transport import LOST_AFTER_S, DeviceLost, PciTransport, open_pci
 from virtaccel.guest_tools.session import Session
 from virtaccel.guest_tools.transport.base import TransportError
 
@@ -33,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except DeviceLost as error:
         print(f"virtaccel: {error}", file=sys.stderr)
         return LOST
-    except (TransportError, ClientError, ModelError, ArrayError, OSError) as error:
+    except (TransportError, ClientError, ModelError, ArrayError, Failed, OSError) as error:
         print(f"virtaccel: {error}", file=sys.stderr)
         return BAD
 
@@ -62,22 +65,45 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--output", type=Path, metavar="FILE.npz", help="store the outputs as out_K")
     run.add_argument("--repeat", type=int, default=1)
     run.set_defaults(action=_run)
+    cases = actions.add_parser("conformance", help="hold the device to protocol 1.0, case by case")
+    cases.add_argument("--only", default="", metavar="TEXT", help="only cases whose name contains this")
+    cases.add_argument("--json", action="store_true", help="print one JSON object")
+    cases.set_defaults(action=_conformance)
     remote = actions.add_parser("serve", help="be controlled over a character device")
     remote.add_argument("port")
     remote.set_defaults(action=lambda options: serve(options.port, main))
     return parser
 
 
-def _open(options: argparse.Namespace) -> Session:
-    transport = open_pci(
+def _open_pci(options: argparse.Namespace) -> PciTransport:
+    return open_pci(
         options.pci,
         virtio_id=options.virtio_id,
         interrupts=not options.polling,
         huge_pages=not options.no_huge_pages,
         lost_after=options.lost_after,
     )
+
+
+def _open(options: argparse.Namespace) -> Session:
+    transport = _open_pci(options)
     print(f"{transport.function.address}: {transport.how}")
     return Session(transport)
+
+
+def _conformance(options: argparse.Namespace) -> int:
+    transport = _open_pci(options)
+    try:
+        results = []
+        for result in protocol_suite.run(transport, only=options.only):
+            results.append(result)
+            if not options.json:
+                print(protocol_suite.line(result), flush=True)
+    finally:
+        transport.close()
+    content = protocol_suite.as_json(results)
+    print(json.dumps(content if options.json else content["counts"]))
+    return MISMATCH if content["counts"][protocol_suite.FAILED] or not results else GOOD
 
 
 def _info(options: argparse.Namespace) -> int:
