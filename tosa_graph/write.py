@@ -202,7 +202,7 @@ class GraphWriter(RegionWriter):
 
 
 def encode(graph: Graph) -> bytes:
-    """A file that reads as `graph`. Every region must have exactly one block."""
+    """A file that reads as `graph`, which must be valid: one block a region, no tensor without a rank."""
     version = graph.version
     writer = GraphWriter((version.major, version.minor, version.patch), version.draft)
     for position, region in enumerate(graph.regions):
