@@ -1,8 +1,8 @@
 """Target `tosa`: files against reader, validator, specialisation and lowering; nothing is compiled.
 
 Files are graphs of every operator, damaged or not: words replaced, pieces cut and moved, pointers turned round. Each
-must end as a graph or a TosaError, in a second and without eating memory. What the reader accepts must read the same
-again when it is written, what needs a target must be valid for it, and a lowered model must have the graph's inputs
+must end as a graph or a TosaError, in a second and without eating memory. What is valid must read the same again when
+it is written, what needs a target must be valid for it, and a lowered model must have the graph's inputs
 and outputs. Without the OpenVINO backend installed the last part is left out.
 """
 
@@ -119,14 +119,14 @@ class TosaTarget:
         except TosaError as error:
             self._note("read", error)
             return
-        if zlib.crc32(data) & 7 == 0:
-            self._reads_the_same(graph)
         try:
             validate(graph)
         except TosaError as error:
             self._note("valid", error)
             self._refused_throughout(graph)
             return
+        if zlib.crc32(data) & 3 == 0:
+            self._reads_the_same(graph)
         try:
             validate(graph, required(graph))
         except TosaError as error:
