@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from virtaccel.guest_tools.conformance.suite import EXTENSIONS, PROFILES, Entry
-from virtaccel.guest_tools.conformance.tools import Generator, ToolFailed, storage
+from virtaccel.guest_tools.conformance.tools import Generator, ToolFailed, save
 from virtaccel.tosa_graph.elements import pack
 from virtaccel.tosa_graph.flatbuffer import read
 from virtaccel.tosa_graph.graph import DType, Graph, Op, Tensor, TosaError
@@ -82,7 +82,7 @@ class Case:
         (folder / self.description["tosa_file"]).write_bytes((self.folder / self.description["tosa_file"]).read_bytes())
         for name, file in zip(self.description["ifm_name"], self.description["ifm_file"], strict=True):
             tensor = self._declared(name)
-            np.save(folder / file, storage(self.data[name], tensor.dtype, tensor.shape))
+            save(folder / file, self.data[name], tensor.dtype, tensor.shape)
 
     def _declared(self, name: str) -> Tensor:
         assert self.graph is not None, "only a test that can be read has inputs"

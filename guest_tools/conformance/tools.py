@@ -37,6 +37,9 @@ _KEPT: Final = "reference"
 _BITS: Final = {DType.BF16: np.dtype("V2"), DType.FP8E4M3: np.dtype("V1"), DType.FP8E5M2: np.dtype(np.uint8)}
 """How the tools write types in .npy files that numpy has not; INT4 is int8 there, INT48 int64."""
 
+_DESCRIPTIONS: Final = {DType.BF16: "<V2", DType.FP8E4M3: "<V1", DType.FP8E5M2: "<f1"}
+"""What such files say of their type, with a byte order that numpy itself would not write."""
+
 _TYPE_CODES: Final = {
     DType.BF16: 0,
     DType.BOOL: 1,
@@ -119,6 +122,18 @@ def storage(data: bytes | memoryview, dtype: DType, shape: Sequence[int]) -> Arr
     if dtype in _BITS:
         return np.frombuffer(data, _BITS[dtype]).reshape(shape)
     return unpack(data, dtype, shape)
+
+
+def save(file: Path, data: bytes | memoryview, dtype: DType, shape: Sequence[int]) -> None:
+    """Packed bytes as the .npy file that the tools read."""
+    array = storage(data, dtype, shape)
+    if dtype not in _DESCRIPTIONS:
+        np.save(file, array)
+        return
+    with file.open("wb") as stream:
+        header = {"descr": _DESCRIPTIONS[dtype], "fortran_order": False, "shape": array.shape}
+        np.lib.format.write_array_header_1_0(stream, header)
+        stream.write(array.tobytes())
 
 
 class Generator:
