@@ -132,7 +132,7 @@ def save(file: Path, data: bytes | memoryview, dtype: DType, shape: Sequence[int
         return
     with file.open("wb") as stream:
         header = {"descr": _DESCRIPTIONS[dtype], "fortran_order": False, "shape": array.shape}
-        np.lib.format.write_array_header_1_0(stream, header)
+        np.lib.format.write_array_header_1_0(stream, header)  # type: ignore[no-untyped-call]
         stream.write(array.tobytes())
 
 
