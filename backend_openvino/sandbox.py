@@ -11,6 +11,7 @@ Only for the CPU: other devices are driven through files that the sandbox may no
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import io
@@ -75,6 +76,10 @@ class Bounds:
         return cls(seconds, memory)
 
 
+_SIGNS_OF_HUNGER: Final = ("bad_alloc", "Resource temporarily unavailable", "Cannot allocate memory")
+"""What the runtime's errors say where memory, or memory for a thread's stack, was refused."""
+
+
 # ---- the side that asks
 
 
@@ -114,6 +119,11 @@ class Sandbox:
                 raise BackendError(Status.INTERNAL_ERROR, "the compiling process left nothing")
             with mmap.mmap(result, size, prot=mmap.PROT_READ) as mapped:
                 return _imported(mapped, host)
+
+    def close(self) -> None:
+        """End whatever is being compiled, and the nursery."""
+        with self._lock:
+            self._nursery.close()
 
     def _start(self, work: bytes, descriptors: Sequence[int]) -> Child:
         with self._lock:
@@ -186,7 +196,9 @@ def _imported(mapped: mmap.mmap, host: Host) -> Compiled:
 @functools.cache
 def sandbox() -> Sandbox:
     """The process's own. Raises BackendUnavailable."""
-    return Sandbox(Bounds.from_environment())
+    made = Sandbox(Bounds.from_environment())
+    atexit.register(made.close)
+    return made
 
 
 # ---- the sandbox itself
@@ -240,7 +252,7 @@ def _compile(payload: bytes, settings: dict[str, Any]) -> tuple[memoryview, floa
     except RuntimeError as error:
         raise BackendError(Status.INCOMPATIBLE, f"OpenVINO does not export it: {error}") from error
     except BackendError as error:
-        if "bad_alloc" in str(error):
+        if any(sign in str(error) for sign in _SIGNS_OF_HUNGER):
             raise MemoryError from error
         raise
     return exported.getbuffer() if isinstance(exported, io.BytesIO) else memoryview(exported), compiled.limit

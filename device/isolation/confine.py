@@ -97,11 +97,11 @@ def keep_only(descriptors: Iterable[int]) -> None:
     os.closerange(start, max(resource.getrlimit(resource.RLIMIT_NOFILE)[0], start))
 
 
-def _lower(kind: int, value: int) -> None:
-    hard = resource.getrlimit(kind)[1]
+def _lower(kind: int, value: int, grace: int = 0) -> None:
+    hard, most = resource.getrlimit(kind)[1], value + grace
     if hard != resource.RLIM_INFINITY:
-        value = min(value, hard)
-    resource.setrlimit(kind, (value, value))
+        most = min(most, hard)
+    resource.setrlimit(kind, (min(value, most), most))
 
 
 def limit(*, memory: int = 0, cpu_seconds: int = 0, file_bytes: int | None = None, descriptors: int = 0) -> None:
@@ -111,8 +111,9 @@ def limit(*, memory: int = 0, cpu_seconds: int = 0, file_bytes: int | None = Non
     if memory:
         _lower(resource.RLIMIT_DATA, memory)
     if cpu_seconds:
-        _lower(resource.RLIMIT_CPU, cpu_seconds)
+        _lower(resource.RLIMIT_CPU, cpu_seconds, 1)  # SIGXCPU, which tells why, a second before SIGKILL
     if file_bytes is not None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # the interpreter ignores it
         _lower(resource.RLIMIT_FSIZE, file_bytes)
     if descriptors:
         _lower(resource.RLIMIT_NOFILE, descriptors)
