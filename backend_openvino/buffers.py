@@ -61,7 +61,7 @@ class Arena:
     def __init__(self) -> None:
         self.descriptor = os.memfd_create("virtaccel-buffers", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)  # another process may have it mapped
-        self._end = 0
+        self._end = self._size = 0
 
     def allocate(self, length: int, alignment: int) -> tuple[Bytes, int]:
         """Zeroed bytes, whole pages, at an address of the given alignment (a power of two), and their offset in the
@@ -69,10 +69,7 @@ class Arena:
         mapped_bytes = _round_up(length, PAGE)
         step = max(alignment, PAGE)
         reserved_bytes = mapped_bytes + step + PAGE
-        try:
-            os.ftruncate(self.descriptor, self._end + mapped_bytes)
-        except OSError as error:
-            raise BackendError(Status.OUT_OF_MEMORY, f"cannot grow the buffer memory: {error.strerror}") from None
+        self._grow(self._end + mapped_bytes)
         nothing = _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE
         reserved = _map(None, reserved_bytes, _PROT_NONE, nothing, -1, 0)
         try:
@@ -87,6 +84,16 @@ class Arena:
         weakref.finalize(raw, _unmap, reserved, reserved_bytes, address, mapped_bytes).atexit = False
         offset, self._end = self._end, self._end + mapped_bytes
         return np.ctypeslib.as_array(raw), offset
+
+    def _grow(self, size: int) -> None:
+        """Make the file at least `size` bytes long. It never shrinks, not even after a mapping of it failed."""
+        if size <= self._size:
+            return
+        try:
+            os.ftruncate(self.descriptor, size)
+        except OSError as error:
+            raise BackendError(Status.OUT_OF_MEMORY, f"cannot grow the buffer memory: {error.strerror}") from None
+        self._size = size
 
     def close(self) -> None:
         """Give up the descriptor; mappings that something still uses live on."""
