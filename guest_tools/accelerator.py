@@ -177,7 +177,8 @@ def parse(data: bytes, name: str) -> Graph:
     try:
         return read(data)
     except TosaError as error:
-        raise ModelError(f"{name} is not a TOSA model that can be read: {error}") from error
+        advice = "give a whole .tosa file, as converters write it"
+        raise ModelError(f"{name} is not a TOSA model that can be read: {error}; {advice}") from error
 
 
 def read_model(model: Model, name: str | None = None) -> tuple[bytes, str]:

@@ -78,9 +78,10 @@ class TensorInfo(NamedTuple):
                 pairs = zip(self.shape, array.shape, strict=True)
                 if all(want in (-1, got) and got > 0 for want, got in pairs):
                     return
+        advice = f"; convert it with array.astype({str(self.carrier)!r})" if array.dtype != self.carrier else ""
         raise InputError(
             f"input {self.name!r} takes {self.carrier} of shape {list(self.shape)} ({self.dtype.name}), "
-            f"got {array.dtype} of shape {list(array.shape)}"
+            f"got {array.dtype} of shape {list(array.shape)}{advice}"
         )
 
     def encode(self, array: Array) -> memoryview:

@@ -40,9 +40,9 @@ def _spell(names: tuple[str, ...], block: Block) -> str:
     return " ".join(words) or "-"
 
 
-def alone(operator: Operator, graph: Graph) -> bytes:
-    """A file with just this operator of the main block."""
-    block, version = graph.main, graph.version
+def alone(operator: Operator, block: Block, graph: Graph) -> bytes:
+    """A file with just this operator of one of the graph's blocks."""
+    version = graph.version
     writer = GraphWriter((version.major, version.minor, version.patch), version.draft)
     for name in dict.fromkeys(operator.inputs):
         _declare(writer, name, block)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +21,9 @@ from virtaccel.guest_tools.accelerator import Accelerator, parse, read_model
 from virtaccel.guest_tools.commands.options import device_options, json_option, open_accelerator, terminal
 from virtaccel.guest_tools.errors import AcceleratorError, Refused
 from virtaccel.guest_tools.single import NOT_ALONE, Signature
-from virtaccel.tosa_graph.graph import Graph, Op, Operator, Tensor
+from virtaccel.tosa_graph.graph import Block, Graph, Op, Operator, Tensor, TosaError
+from virtaccel.tosa_graph.target import names
+from virtaccel.tosa_graph.validate import required
 
 ADMITTED = "admitted"
 _SHAPE = re.compile(r"\[[^\]]*\]")
@@ -37,24 +39,31 @@ class Row(NamedTuple):
 
 def judge(accelerator: Accelerator, graph: Graph, data: bytes, name: str) -> tuple[str, dict[Signature, str]]:
     """The device's verdict on the whole model, and on each kind of operator."""
-    block = graph.main
-    kinds: dict[Signature, Operator] = {}
-    for operator in block.operators:
-        kinds.setdefault(single.signature(operator, block), operator)
+    kinds: dict[Signature, tuple[Operator, Block]] = {}
+    for operator, block in operators(graph):
+        kinds.setdefault(single.signature(operator, block), (operator, block))
     try:
         accelerator.load(data, name).close()
     except Refused as refusal:
-        verdicts = {kind: _judge_alone(accelerator, graph, operator) for kind, operator in kinds.items()}
+        verdicts = {kind: _judge_alone(accelerator, graph, *place) for kind, place in kinds.items()}
         return _reason(refusal), verdicts
     # A device admits a program only if it admits every operator in it.
     return ADMITTED, dict.fromkeys(kinds, ADMITTED)
 
 
-def _judge_alone(accelerator: Accelerator, graph: Graph, operator: Operator) -> str:
+def operators(graph: Graph) -> Iterator[tuple[Operator, Block]]:
+    """Every operator with the block it is in, those of branches and loops included."""
+    for region in graph.regions:
+        for block in region.blocks:
+            for operator in block.operators:
+                yield operator, block
+
+
+def _judge_alone(accelerator: Accelerator, graph: Graph, operator: Operator, block: Block) -> str:
     if operator.op in NOT_ALONE:
         return "not judged alone"
     try:
-        accelerator.load(single.alone(operator, graph), operator.op.name).close()
+        accelerator.load(single.alone(operator, block, graph), operator.op.name).close()
     except Refused as refusal:
         return _reason(refusal)
     except AcceleratorError as error:
@@ -68,23 +77,37 @@ def _reason(refusal: Refused) -> str:
 
 def rows(graph: Graph, verdicts: dict[Signature, str]) -> list[Row]:
     """Operators by kind, most frequent first; constants are counted elsewhere."""
-    block = graph.main
     counts = Counter(
         single.signature(operator, block)
-        for operator in block.operators
+        for operator, block in operators(graph)
         if operator.op not in (Op.CONST, Op.CONST_SHAPE)
     )
     return [Row(kind, count, verdicts.get(kind, "not asked")) for kind, count in counts.most_common()]
 
 
 def constants(graph: Graph) -> dict[str, int]:
-    """How many constants of the main block there are, and their bytes."""
-    data = [tensor.data for tensor in graph.main.tensors.values() if tensor.data is not None and not tensor.variable]
+    """How many constants there are, and their bytes."""
+    data = [
+        tensor.data
+        for region in graph.regions
+        for block in region.blocks
+        for tensor in block.tensors.values()
+        if tensor.data is not None and not tensor.variable
+    ]
     return {"count": len(data), "bytes": sum(map(len, data))}
 
 
 def _plain(tensors: Iterable[Tensor]) -> list[dict[str, Any]]:
     return [{"name": t.name, "type": t.dtype.name, "shape": list(t.shape)} for t in tensors]
+
+
+def needs(graph: Graph) -> dict[str, Any] | None:
+    """The least that a device has to offer; None for a graph that no device may run."""
+    try:
+        target = required(graph)
+    except TosaError:
+        return None
+    return {"profiles and extensions": list(names(target.profiles, target.extensions)), "level": target.level.name}
 
 
 def describe(graph: Graph, name: str, size: int) -> dict[str, Any]:
@@ -95,7 +118,8 @@ def describe(graph: Graph, name: str, size: int) -> dict[str, Any]:
         "model": name,
         "bytes": size,
         "tosa": f"{version.major}.{version.minor}.{version.patch}{draft}",
-        "regions": len(graph.regions),
+        "needs": needs(graph),
+        "regions": [region.name for region in graph.regions],
         "inputs": _plain(graph.inputs),
         "outputs": _plain(graph.outputs),
         "variables": _plain(graph.variables),
@@ -105,11 +129,16 @@ def describe(graph: Graph, name: str, size: int) -> dict[str, Any]:
 
 def _tensor_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
     lines = [("file", f"{facts['model']}, {facts['bytes']:,} bytes, TOSA {facts['tosa']}")]
+    if facts["needs"] is not None:
+        wanted = ", ".join(facts["needs"]["profiles and extensions"])
+        lines.append(("needs", f"{wanted}, level {facts['needs']['level']}"))
     for kind in ("inputs", "outputs", "variables"):
         lines += [
             (kind if index == 0 else "", f"{tensor['name']}  {tensor['type']} {tensor['shape']}")
             for index, tensor in enumerate(facts[kind])
         ]
+    if len(facts["regions"]) > 1:
+        lines.append(("regions", ", ".join(facts["regions"])))
     held = facts["constants"]
     return [*lines, ("constants", f"{held['count']}, {held['bytes']:,} bytes")]
 
@@ -142,6 +171,8 @@ def _report(facts: dict[str, Any], found: list[Row]) -> None:
     console.print(table)
     if facts["verdict"] is not None:
         console.print(f"\n{facts['device'] or 'The device'}, the whole model: {facts['verdict']}", markup=False)
+    if any(size < 0 for tensor in facts["inputs"] for size in tensor["shape"]):
+        console.print("Sizes of -1 are those of a call; a size that the model cannot take fails that call alone.")
 
 
 @click.command()

@@ -12,9 +12,10 @@ import click
 import numpy as np
 from rich.table import Table
 
+from virtaccel.guest_tools.accelerator import Accelerator
 from virtaccel.guest_tools.arrays import Answers, Comparison, compare, load_answers, load_npy, same_bits
 from virtaccel.guest_tools.commands.options import device_options, json_option, open_accelerator, terminal
-from virtaccel.guest_tools.errors import InputError
+from virtaccel.guest_tools.errors import InputError, ModelError, Refused
 from virtaccel.guest_tools.program import Array, Program
 
 EXIT_MISMATCH = 1
@@ -72,7 +73,7 @@ def inputs_from_files(program: Program, arguments: Sequence[str]) -> list[Array]
         found[name] = load_npy(Path(file))
     for tensor in program.inputs:
         if tensor.name not in found:
-            wanted = f"{tensor.dtype.name} of shape {list(tensor.shape)}"
+            wanted = f"{tensor.carrier} of shape {list(tensor.shape)} ({tensor.dtype.name})"
             raise InputError(f"input {tensor.name!r} is missing: give --input {tensor.name}=FILE.npy, {wanted}")
     return [same_bits(found[tensor.name], tensor.carrier) for tensor in program.inputs]
 
@@ -144,6 +145,14 @@ def _report_text(program: Program, run: Run, facts: dict[str, Any], checks: Sequ
         console.print(line, highlight=False, markup=False)
 
 
+def _load(accelerator: Accelerator, model: Path) -> Program:
+    try:
+        return accelerator.load(model)
+    except Refused as refusal:
+        advice = f"`virtaccel inspect {model}` tells what the device says of each operator"
+        raise ModelError(f"{refusal}; {advice}") from refusal
+
+
 def _runner(program: Program, inputs: Sequence[str], answers: Answers | None) -> Callable[[int], Run]:
     if answers is None:
         arrays = inputs_from_files(program, inputs)
@@ -187,7 +196,7 @@ def run(
     tensor are the steps of a sequence.
     """
     with open_accelerator(via, device) as accelerator:
-        program = accelerator.load(model)
+        program = _load(accelerator, model)
         answers = load_answers(answers_file, program.inputs, program.outputs) if answers_file is not None else None
         result = _runner(program, inputs, answers)(repeat)
         checks = check(program, result, answers, atol) if answers is not None else None

@@ -171,14 +171,14 @@ def test_bad_inputs_are_one_line_and_status_2(model: Path, arrays: dict[str, Pat
         (["run", tmp_path / "none.tosa"], "No such file"),
         (["run", text], "text.npy is not a TOSA model"),
         (["run", tmp_path], "Is a directory"),
-        (["run", model], "input 'first' is missing: give --input first=FILE.npy, FP32 of shape"),
+        (["run", model], "input 'first' is missing: give --input first=FILE.npy, float32 of shape"),
         (["run", model, "--input", "nowhere.npy"], "cannot read nowhere.npy"),
         (["run", model, "--input", text], "is no .npy file"),
         (["run", model, "--input", objects], "is no .npy file"),
         (["run", model, "--input", f"third={first}"], "there is no input 'third'; inputs are 'first', 'second', 'a=b'"),
         (["run", model, "--input", first, "--input", f"first={first}"], "given twice"),
         (["run", model, *["--input", first] * 4], "one too many"),
-        (["run", model, *["--input", first] * 3], "input 'a=b' takes int32"),
+        (["run", model, *["--input", first] * 3], r"'a=b' takes int32 .*; convert it with array.astype\('int32'\)"),
         (["run", model, "--check", text], "no .npz file"),
         (["run", model, "--check", first], "no .npz file"),
         (["run", model, "--check", tmp_path / "none.npz"], "cannot read"),
@@ -223,6 +223,32 @@ def test_inspect_gives_the_device_s_verdict_on_each_kind_of_operator(tmp_path: P
     text = run("inspect", path)
     assert text.exit_code == 0
     assert "CUSTOM" in text.output
+
+
+def test_inspect_counts_what_is_in_branches_and_says_what_the_model_needs(tmp_path: Path) -> None:
+    writer = GraphWriter()
+    condition, x = writer.input("c", (1,), DType.BOOL), writer.input("x", *PAIR)
+    regions = {"then_graph": "t", "else_graph": "e"}
+    writer.output(writer.operator(Op.COND_IF, [condition, x], PAIR, regions))
+    for name, count in (("t", 1), ("e", 2)):
+        region = writer.region(name)
+        value = region.input(f"{name} x", *PAIR)
+        for _ in range(count):
+            value = region.operator(Op.EXP, [value], PAIR)
+        region.output(value)
+    path = tmp_path / "branches.tosa"
+    path.write_bytes(writer.to_bytes())
+    facts = run_json("inspect", path)
+    assert {row["op"]: row["count"] for row in facts["operators"]} == {"EXP": 3, "COND_IF": 1}
+    assert facts["needs"] == {"profiles and extensions": ["PRO-FP", "EXT-CONTROLFLOW"], "level": "8K"}
+    assert facts["regions"] == ["main", "t", "e"]
+    assert "PRO-FP, EXT-CONTROLFLOW, level 8K" in run("inspect", path).output
+
+
+def test_a_refused_model_leads_to_inspect(tmp_path: Path) -> None:
+    path = tmp_path / "custom.tosa"
+    path.write_bytes(single(Op.CUSTOM, [PAIR], PAIR, {"operator_name": "mystery", "domain_name": "d"}))
+    assert_one_line(run("run", path), "CUSTOM: .*`virtaccel inspect .*custom.tosa`")
 
 
 def test_inspect_offline_asks_no_device(tmp_path: Path) -> None:
