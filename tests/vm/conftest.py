@@ -9,7 +9,7 @@ import io
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -98,3 +98,17 @@ def folder() -> Iterator[Path]:
 def short_folder() -> Iterator[Path]:
     with temporary() as path:
         yield path
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failure in a guest is told with the last words of daemon, QEMU and console."""
+    report = yield
+    session = getattr(item, "funcargs", {}).get("vm")
+    if report.failed and isinstance(session, VmSession):
+        for name, data in session.logs().items():
+            report.sections.append((name, data.decode(errors="replace")[-4000:]))
+        report.sections.append(("daemon", f"exit status {session.daemon.status}"))
+    return report
