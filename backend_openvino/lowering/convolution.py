@@ -9,7 +9,7 @@ as INT32.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import openvino as ov
@@ -62,17 +62,32 @@ def _operand(site: Site, index: int) -> Value:
     return value
 
 
-def zero_point(site: Site, index: int) -> int:
-    """Value of a zero point operand. Refused if it is not known while loading."""
+Zero: TypeAlias = int | ov.Output
+"""A zero point: its value, or the INT8 node of one element that holds it."""
+
+
+def zero_point(site: Site, index: int) -> Zero:
+    """A zero point operand. One that is not INT8 has to be 0, which is taken for granted if it is not known."""
     value = _operand(site, index)
-    if value.constant is None or value.constant.size != 1:
-        raise site.refuse("zero point is not a constant of one element")
-    return int(value.constant.reshape(-1)[0])
+    if math.prod(value.shape) != 1:
+        raise site.refuse("zero point has more than one element")
+    if value.constant is not None:
+        return int(value.constant.reshape(-1)[0])
+    return reshaped(value.output, []) if value.dtype is DType.INT8 else 0
+
+
+def no_zero(zero: Zero) -> bool:
+    """Whether nothing has to be subtracted."""
+    return isinstance(zero, int) and zero == 0
+
+
+def zero_bounds(zero: Zero) -> tuple[int, int]:
+    return (zero, zero) if isinstance(zero, int) else (-128, 127)
 
 
 def _no_zero_points(site: Site, *indices: int) -> None:
     for index in indices:
-        if zero_point(site, index) != 0:
+        if not no_zero(zero_point(site, index)):
             raise site.refuse("zero point of a floating-point operand is not 0")
 
 
@@ -272,17 +287,21 @@ def _matmul(site: Site) -> tuple[Value, ...]:
     return _result(site, ops.matmul(nodes[0], nodes[1], False, False).output(0), axes.identity(3))
 
 
-def _shifted(site: Site, value: Value, zero: int) -> ov.Output:
-    node = _widened(site.builder.tosa(value), value.dtype)
-    return ops.subtract(node, _scalar(float(zero))).output(0) if zero else node
+def shifted(node: ov.Output, zero: Zero) -> ov.Output:
+    """Integers less their zero point, as FP32."""
+    wide = ops.convert(node, ov.Type.f32).output(0)
+    if no_zero(zero):
+        return wide
+    return ops.subtract(wide, _scalar(float(zero)) if isinstance(zero, int) else _widened(zero, DType.INT8)).output(0)
 
 
 def _integer_matmul(site: Site) -> tuple[Value, ...]:
     left, right = _operand(site, 0), _operand(site, 1)
     zeros = zero_point(site, 2), zero_point(site, 3)
-    nodes = [_shifted(site, value, zero) for value, zero in zip((left, right), zeros, strict=True)]
+    nodes = [shifted(site.builder.tosa(value), zero) for value, zero in zip((left, right), zeros, strict=True)]
     # The largest product of two shifted operands bounds how many of them a part may hold.
-    step = max(_F32_EXACT // math.prod(max(127 - zero, zero + 128) for zero in zeros), 1)
+    reaches = [max(127 - low, high + 128) for low, high in map(zero_bounds, zeros)]
+    step = max(_F32_EXACT // math.prod(reaches), 1)
     parts = -(-left.shape[2] // step)
     if parts == 1:
         total = ops.convert(ops.matmul(nodes[0], nodes[1], False, False), ov.Type.i32).output(0)

@@ -21,12 +21,16 @@ from virtaccel.backend_openvino.lowering import int48
 from virtaccel.backend_openvino.lowering import layout as axes
 from virtaccel.backend_openvino.lowering.convolution import (
     Window,
+    Zero,
     convolved,
+    no_zero,
     padded,
     product_in_parts,
     reshaped,
+    shifted,
     window_of,
     without_pad,
+    zero_bounds,
     zero_point,
 )
 from virtaccel.backend_openvino.lowering.exact import (
@@ -67,7 +71,7 @@ class Integers(NamedTuple):
 
     node: ov.Output | None
     array: Array | None
-    zero: int
+    zero: Zero
     low: int
     high: int
 
@@ -93,11 +97,10 @@ class Integers(NamedTuple):
             return [f32(digit) for digit in self.known_digits(count)]
         assert self.node is not None  # one of the two is there
         if count == 1:
-            wide = ops.convert(self.node, ov.Type.f32).output(0)
-            return [ops.subtract(wide, f32(self.zero)).output(0) if self.zero else wide]
+            return [shifted(self.node, self.zero)]
         width, whole = self.width(count), as_i32(self.node)
-        if self.zero:
-            whole = ops.subtract(whole, i32(self.zero)).output(0)
+        if not no_zero(self.zero):
+            whole = ops.subtract(whole, _i32(self.zero)).output(0)
         fields = [shifted_right(whole, index * width) if index else whole for index in range(count)]
         fields = [low_bits(field, width) for field in fields[:-1]] + fields[-1:]
         return [ops.convert(field, ov.Type.f32).output(0) for field in fields]
@@ -110,18 +113,23 @@ class Integers(NamedTuple):
         return [field & ((1 << width) - 1) for field in fields[:-1]] + fields[-1:]
 
 
-def _integers(site: Site, index: int, zero: int, node: Callable[[Value], ov.Output]) -> Integers:
-    """An operand that is not known while lowering; `node` lays it out."""
-    value = operand(site, index)
-    half = 1 << (_WIDTHS[value.dtype] - 1)
-    return Integers(node(value), None, zero, -half - zero, half - 1 - zero)
+def _i32(zero: Zero) -> ov.Output:
+    return i32(zero) if isinstance(zero, int) else as_i32(zero)
 
 
-def _weights(site: Site, index: int, zero: int, order: Layout, shape: Sequence[int]) -> Integers:
+def _integers(node: ov.Output, dtype: DType, zero: Zero) -> Integers:
+    """An operand that is not known while lowering."""
+    half = 1 << (_WIDTHS[dtype] - 1)
+    least, most = zero_bounds(zero)
+    return Integers(node, None, zero, -half - most, half - 1 - least)
+
+
+def _weights(site: Site, index: int, zero: Zero, order: Layout, shape: Sequence[int]) -> Integers:
     """Weights with TOSA's axes in `order`, then seen as `shape`."""
     value = operand(site, index)
-    if value.constant is None:
-        return _integers(site, index, zero, lambda v: reshaped(site.builder.to_layout(_byte(v), order), list(shape)))
+    if value.constant is None or not isinstance(zero, int):
+        node = reshaped(site.builder.to_layout(_byte(value), order), list(shape))
+        return _integers(node, value.dtype, zero)
     array = np.transpose(value.constant, order).reshape(shape).astype(np.int32) - zero
     return Integers(None, array, 0, int(array.min()), int(array.max()))
 
@@ -271,22 +279,20 @@ def _biased(site: Site, terms: list[Term], layout: Layout) -> tuple[Value, ...]:
     return (site.builder.value(result, DType.INT32, site.out_shapes[0], layout),)
 
 
-def _data(site: Site, value: Value, zero: int, layout: Layout) -> Integers:
-    half = 1 << (BITS[value.dtype] - 1)
-    return Integers(site.builder.to_layout(value, layout), None, zero, -half - zero, half - 1 - zero)
+def _known(zero: Zero) -> float | None:
+    return float(zero) if isinstance(zero, int) else None
 
 
 def _convolution(site: Site) -> tuple[Value, ...]:
     """CONV2D and CONV3D: [N, (D,) H, W, IC] by [OC, (KD,) KH, KW, IC]."""
     zeros = zero_point(site, 3), zero_point(site, 4)
-    value, window = without_pad(site, window_of(site), float(zeros[0]))
+    value, window = without_pad(site, window_of(site), _known(zeros[0]))
     rank = len(value.shape)
     first = (0, rank - 1, *range(1, rank - 1))
     shape = [operand(site, 1).shape[axis] for axis in first]
-    total = Sum(
-        _data(site, value, zeros[0], first), _weights(site, 1, zeros[1], first, shape), _convolver(window), shape, 1,
-        tuple(range(2, rank)),
-    )  # fmt: skip
+    data = _integers(site.builder.to_layout(value, first), value.dtype, zeros[0])
+    weights = _weights(site, 1, zeros[1], first, shape)
+    total = Sum(data, weights, _convolver(window), shape, 1, tuple(range(2, rank)))
     return _biased(site, total.terms(site), first)
 
 
@@ -303,11 +309,12 @@ def _grouped(window: Window) -> Kernel:
 def _depthwise(site: Site) -> tuple[Value, ...]:
     """DEPTHWISE_CONV2D: [N, H, W, C] by [KH, KW, C, M]; output channel c * M + m."""
     zeros = zero_point(site, 3), zero_point(site, 4)
-    value, window = without_pad(site, window_of(site), float(zeros[0]))
+    value, window = without_pad(site, window_of(site), _known(zeros[0]))
     height, width, channels, multiplier = operand(site, 1).shape
     shape = [channels, multiplier, 1, height, width]
     weights = _weights(site, 1, zeros[1], (2, 3, 0, 1), shape)
-    total = Sum(_data(site, value, zeros[0], axes.NCHW), weights, _grouped(window), shape, None, (2, 3, 4))
+    data = _integers(site.builder.to_layout(value, axes.NCHW), value.dtype, zeros[0])
+    total = Sum(data, weights, _grouped(window), shape, None, (2, 3, 4))
     return _biased(site, total.terms(site), axes.NCHW)
 
 
@@ -329,7 +336,8 @@ def _transpose_convolution(site: Site) -> tuple[Value, ...]:
 
     shape = [operand(site, 1).shape[axis] for axis in (3, 0, 1, 2)]
     weights = _weights(site, 1, zeros[1], (3, 0, 1, 2), shape)
-    total = Sum(_data(site, value, zeros[0], axes.NCHW), weights, kernel, shape, 0, (2, 3))
+    data = _integers(site.builder.to_layout(value, axes.NCHW), value.dtype, zeros[0])
+    total = Sum(data, weights, kernel, shape, 0, (2, 3))
     return _biased(site, total.terms(site), axes.NCHW)
 
 
@@ -353,7 +361,8 @@ def _average(site: Site) -> tuple[Value, ...]:
     channels = value.shape[3]
     shape = [channels, 1, 1, *kernel]
     ones = Integers(None, np.ones(shape, np.int32), 0, 1, 1)
-    total = Sum(_data(site, value, in_zero, axes.NCHW), ones, _grouped(window), shape, None, (2, 3, 4))
+    data = _integers(site.builder.to_layout(value, axes.NCHW), value.dtype, in_zero)
+    total = Sum(data, ones, _grouped(window), shape, None, (2, 3, 4))
     results = site.out_shapes[0][1:3]
     rows, columns = (
         _covered(value.shape[1 + axis], kernel[axis], window.stride[axis], window.begin[axis], results[axis])
@@ -362,7 +371,7 @@ def _average(site: Site) -> tuple[Value, ...]:
     multiplier, shift = _reciprocals(np.outer(rows, columns))
     mean = scaled(product(_total_i32(total.terms(site)), i32(multiplier)), shift)
     half = 1 << (BITS[value.dtype] - 1)
-    clipped = clipped_i32(ops.add(mean, i32(out_zero)).output(0) if out_zero else mean, -half, half - 1)
+    clipped = clipped_i32(ops.add(mean, _i32(out_zero)).output(0) if not no_zero(out_zero) else mean, -half, half - 1)
     return (site.builder.value(back(clipped, value.dtype), value.dtype, site.out_shapes[0], axes.NCHW),)
 
 
@@ -379,9 +388,9 @@ def _reciprocals(counts: Array) -> tuple[Array, Array]:
 
 def _product(site: Site) -> tuple[Value, ...]:
     """MATMUL of INT16: [N, H, C] by [N, C, W], to INT48."""
-    if zero_point(site, 2) or zero_point(site, 3):
+    if not all(no_zero(zero_point(site, index)) for index in (2, 3)):
         raise site.refuse("zero point of INT16 is not 0")
-    left, right = (_integers(site, index, 0, site.builder.tosa) for index in (0, 1))
+    left, right = (_integers(site.builder.tosa(operand(site, index)), DType.INT16, 0) for index in (0, 1))
     depth = operand(site, 0).shape[2]
     terms = []
     for index, first in enumerate(left.digits(2)):

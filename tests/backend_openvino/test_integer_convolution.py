@@ -66,6 +66,35 @@ def convolve(
 FLAT = {"pad": [0] * 4, "stride": [1, 1], "dilation": [1, 1]}
 
 
+def dynamic_zeros(op: Op, x: tuple[int, ...], w: tuple[int, ...], out: tuple[int, ...], **attributes: object) -> None:
+    """Zero points that only a call tells: the same as constant ones give."""
+    results = []
+    data, weights = numbers(1, x, DType.INT8, True), numbers(2, w, DType.INT8, True)
+    for constant in (True, False):
+        writer = GraphWriter()
+        names = [writer.input("x", x, DType.INT8), writer.constant(weights)]
+        if op is not Op.MATMUL:
+            names.append(writer.constant(np.array([7], np.int32)))
+        zeros = [np.array([zero], np.int8) for zero in (-128, 127)]
+        names += [
+            writer.constant(zero) if constant else writer.input(f"zero{index}", (1,), DType.INT8)
+            for index, zero in enumerate(zeros)
+        ]
+        given = {} if op is Op.MATMUL else {**attributes, "acc_type": DType.INT32}
+        writer.output(writer.operator(op, names, (out, DType.INT32), given))  # type: ignore[arg-type]
+        results.append(lowered.run(writer.to_bytes(), [data, *([] if constant else zeros)])[0])
+    np.testing.assert_array_equal(results[1], results[0])
+
+
+def test_zero_points_that_only_a_call_tells() -> None:
+    dynamic_zeros(Op.CONV2D, (1, 5, 4, 70), (3, 3, 3, 70), (1, 5, 4, 3), pad=[1] * 4, stride=[1, 1], dilation=[1, 1])
+    dynamic_zeros(
+        Op.DEPTHWISE_CONV2D, (1, 22, 21, 2), (20, 20, 2, 1), (1, 3, 2, 2), pad=[0] * 4, stride=[1, 1], dilation=[1, 1]
+    )
+    dynamic_zeros(Op.TRANSPOSE_CONV2D, (1, 4, 3, 5), (6, 3, 4, 5), (1, 9, 6, 6), out_pad=[0] * 4, stride=[2, 1])
+    dynamic_zeros(Op.MATMUL, (1, 2, 700), (1, 700, 3), (1, 2, 3))
+
+
 @pytest.mark.parametrize("constant", [True, False])
 @pytest.mark.parametrize("types", [I8, I16, I4])
 def test_conv2d(types: tuple[DType, DType], constant: bool) -> None:
