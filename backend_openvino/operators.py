@@ -135,8 +135,8 @@ CPU device of the OpenVINO backend runs of TOSA 1.0.
 
 "exact" is the one result that TOSA allows, bit for bit; "within bound" is an error no larger than the operator's
 section of the standard allows, with NaN and infinity where it wants them. Everything of integers and booleans is exact.
-All of it runs in OpenVINO's own kernels, compiled for FP32 and never for a narrower precision; FP16 is rounded at every
-operator. "limbs", "words" and "parts" are pieces of a number or of a sum that are small enough to be exact.
+All of it runs in OpenVINO's own kernels, compiled for FP32 and never for a narrower precision; narrower tensors are
+rounded at every operator. "limbs", "words" and "parts" are pieces of a number or of a sum small enough to be exact.
 """
 
 _REFUSED: Final = """\
