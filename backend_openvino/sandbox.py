@@ -274,4 +274,4 @@ def _misbehave(graph: Graph) -> None:
         signal.pause()
     eaten = []
     while fault == "fault:memory":
-        eaten.append(bytearray(64 << 20))
+        eaten.append(bytearray(b"x") * (64 << 20))

@@ -1,0 +1,397 @@
+"""The daemon as it runs by default, OpenVINO in workers and sandboxes, while parts of it are killed and starved.
+
+Each test says what is left afterwards, as docs/isolation.md and docs/threat-model.md do. Compilers that crash, hang and
+eat memory are injected (backend_openvino/sandbox.py); every process that is killed here is a real one.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from daemons import GUEST, Daemon, Vm, wait_until
+from frames import request
+from slow_graphs import rotated, rotations
+
+from virtaccel.backend_openvino.sandbox import FAULTS_SWITCH
+from virtaccel.device.wire import EventState, Status
+from virtaccel.guest_tools import accelerator
+from virtaccel.guest_tools.accelerator import Accelerator
+from virtaccel.guest_tools.client import DeviceError
+from virtaccel.guest_tools.errors import ModelError, Refused
+from virtaccel.tosa_graph.graph import DType, Op
+from virtaccel.tosa_graph.write import GraphWriter
+
+LIMIT_SECONDS = 4.0
+
+
+class Pair:
+    """A daemon with two sockets."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.paths = [str(folder / name) for name in "ab"]
+        self.daemon = Daemon(folder, "--sockets", *self.paths, *options, backend="openvino")
+
+        self.opened: list[Accelerator] = []
+
+    def open(self, which: int) -> Accelerator:
+        self.opened.append(accelerator.open(f"vhost-user:{self.paths[which]}", patience=60.0))
+        return self.opened[-1]
+
+
+@pytest.fixture
+def pair(two_sockets: Pair) -> Iterator[Pair]:
+    """The module's daemon; what a test leaves connected is closed after it."""
+    yield two_sockets
+    for device in two_sockets.opened:
+        device.session.transport.close()
+    two_sockets.opened.clear()
+    assert two_sockets.daemon.alive()
+
+
+@pytest.fixture(scope="module")
+def two_sockets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    os.environ[FAULTS_SWITCH] = "1"
+    made = Pair(
+        tmp_path_factory.mktemp("pair"), "--compile-seconds", str(LIMIT_SECONDS), "--compile-memory", "1G"
+    )
+    del os.environ[FAULTS_SWITCH]
+    with made.daemon as daemon:
+        yield made
+        assert daemon.stop() == 0
+
+
+def named(name: str, salt: float) -> bytes:
+    """x + salt, with the input called `name`; programs with another salt share no compiled model."""
+    writer = GraphWriter()
+    x = writer.input(name, (8,), DType.FP32)
+    writer.output(writer.operator(Op.ADD, [x, writer.constant(np.full(8, salt, np.float32))], ((8,), DType.FP32)))
+    return writer.to_bytes()
+
+
+def right(device: Accelerator, salt: float) -> None:
+    x = np.arange(8, dtype=np.float32)
+    (y,) = device.load(named("x", salt))(x)
+    np.testing.assert_array_equal(y, x + np.float32(salt))
+
+
+def children(process: int) -> dict[int, str]:
+    """Processes below this one, with the number of their parent and their state."""
+    table = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    parents = {int(line.split()[0]): int(line.split()[1]) for line in table.splitlines()}
+    found: dict[int, str] = {}
+    wanted = {process}
+    while wanted:
+        wanted = {child for child, parent in parents.items() if parent in wanted} - found.keys()
+        found |= {child: str(parents[child]) for child in wanted}
+    return found
+
+
+def direct(process: int) -> list[int]:
+    return sorted(child for child, parent in children(process).items() if int(parent) == process)
+
+
+def workers(daemon: Daemon) -> list[int]:
+    (nursery,) = direct(daemon.process.pid)
+    return direct(nursery)
+
+
+def gone(processes: object, seconds: float = 10.0) -> None:
+    assert hasattr(processes, "__iter__")
+    wait_until(lambda: not any(os.path.exists(f"/proc/{each}") for each in processes), "all are gone", timeout=seconds)
+
+
+def test_the_daemon_itself_runs_no_native_code_of_the_backend(pair: Pair) -> None:
+    with pair.open(0) as device:
+        right(device, 1.0)
+        maps = Path(f"/proc/{pair.daemon.process.pid}/maps").read_text()
+        assert "openvino" not in maps
+        assert "numpy" not in maps
+        assert pair.daemon.status("VmRSS") < 60 << 10
+        serving = workers(pair.daemon)
+        assert len(serving) == 2
+        for worker in serving:
+            assert "libopenvino" in Path(f"/proc/{worker}/maps").read_text()
+            assert "Seccomp:\t2" in Path(f"/proc/{worker}/status").read_text()
+
+
+# ---- compilers gone wrong
+
+
+@pytest.mark.parametrize(
+    ("fault", "admitted"),
+    [
+        ("fault:crash", {Status.INTERNAL_ERROR}),
+        ("fault:memory", {Status.OUT_OF_MEMORY, Status.RESOURCE_LIMIT}),  # whichever limit a busy machine meets first
+        ("fault:hang", {Status.RESOURCE_LIMIT}),
+    ],
+)
+def test_others_are_answered_while_a_compiler_goes_wrong(pair: Pair, fault: str, admitted: set[Status]) -> None:
+    """The other guest's commands stay below 50 ms at the 99th percentile, and the next program is taken. The machine
+    may be busy with something else, so the best of a few tries counts."""
+    bystander, attacker = pair.open(0), pair.open(1)
+    x = np.arange(8, dtype=np.float32)
+    program = bystander.load(named("x", 9.0))
+    program(x)
+    tries = []
+    for attempt in range(4):
+        caught: list[ModelError] = []
+        thread = threading.Thread(target=_offer, args=(attacker, named(fault, float(attempt)), caught))
+        thread.start()
+        tries.append(_p99(bystander, program, thread))
+        thread.join()
+        assert len(caught) == 1
+        assert _refusal(caught[0]).status in admitted
+        right(attacker, 100.0 + attempt)
+        if tries[-1] < 0.05:
+            break
+    print(f"{fault}: p99 of the other guest's commands {[f'{1e3 * value:.1f} ms' for value in tries]}")
+    assert min(tries) < 0.05, tries
+    bystander.close()
+    attacker.close()
+
+
+def _offer(device: Accelerator, model: bytes, caught: list[ModelError]) -> None:
+    try:
+        device.load(model, "hostile")
+    except ModelError as error:
+        caught.append(error)
+
+
+def _refusal(error: ModelError) -> Refused:
+    assert isinstance(error, Refused), error
+    return error
+
+
+def _p99(device: Accelerator, program: accelerator.Program, thread: threading.Thread) -> float:
+    """Round trips of the commands that one call is made of, while `thread` runs and at least 200."""
+    took = []
+    session, x = device.session, np.arange(8, dtype=np.float32)
+    while thread.is_alive() or len(took) < 200:
+        began = time.perf_counter()
+        session.call(session.client.get_device_info())
+        took.append(time.perf_counter() - began)
+        began = time.perf_counter()
+        (y,) = program(x)
+        took.append((time.perf_counter() - began) / 5)  # write, submit, poll, read, destroy
+        np.testing.assert_array_equal(y, x + 9)
+        if len(took) > 20_000:
+            time.sleep(0.01)
+    return float(np.percentile(took, 99))
+
+
+# ---- processes killed under load
+
+
+def test_a_killed_worker_is_its_guests_loss_alone(pair: Pair) -> None:
+    victim, bystander = pair.open(0), pair.open(1)
+    program, other = victim.load(rotations(512, 100)), bystander.load(named("x", 3.0))
+    x = np.random.default_rng(1).standard_normal((1, 512, 512)).astype(np.float32)
+    run = program.new_invocation()
+    run.write([x])
+    pending = run.submit()
+    busiest = max(workers(pair.daemon), key=_cpu)
+    os.kill(busiest, signal.SIGKILL)
+    with pytest.raises(DeviceError) as caught:
+        pending.wait(60.0)
+    assert caught.value.status == Status.DEVICE_LOST
+    (y,) = other(np.zeros(8, np.float32))
+    np.testing.assert_array_equal(y, np.full(8, 3, np.float32))
+    again = _after_reset(pair, 0, victim)
+    (y,) = again.load(rotations(64, 5))(x[:, :64, :64])
+    np.testing.assert_array_equal(y, rotated(x[:, :64, :64], 5))
+    assert pair.daemon.alive()
+    again.close()
+    bystander.close()
+
+
+def _cpu(process: int) -> int:
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
+
+
+def _after_reset(pair: Pair, which: int, lost: Accelerator) -> Accelerator:
+    """The guest goes, as one that reboots does, and comes back."""
+    lost.session.transport.close()
+    return pair.open(which)
+
+
+def test_a_killed_nursery_loses_every_worker_and_each_guest_gets_another(pair: Pair) -> None:
+    devices = [pair.open(0), pair.open(1)]
+    for device in devices:
+        right(device, 40.0)
+    (nursery,) = direct(pair.daemon.process.pid)
+    below = children(nursery)
+    os.kill(nursery, signal.SIGKILL)
+    gone(below)
+    for which, device in enumerate(devices):
+        with pytest.raises((DeviceError, ModelError)):
+            right(device, 41.0)
+        again = _after_reset(pair, which, device)
+        right(again, 42.0)
+        again.close()
+    assert pair.daemon.alive()
+
+
+def test_killed_sandboxes_under_load_cost_their_loads(pair: Pair) -> None:
+    device = pair.open(0)
+    stop = time.monotonic() + 3.0
+    lost = 0
+    salt = 200.0
+    while time.monotonic() < stop:
+        salt += 1
+        caught: list[ModelError] = []
+        thread = threading.Thread(target=_offer, args=(device, named("fault:hang", salt), caught))
+        thread.start()
+        wait_until(lambda: _sandboxes(pair.daemon), "a sandbox works")
+        for process in _sandboxes(pair.daemon):
+            os.kill(process, signal.SIGKILL)
+        thread.join()
+        assert [error.status for error in map(_refusal, caught)] == [Status.INTERNAL_ERROR]
+        lost += 1
+    assert lost
+    right(device, 300.0)
+    device.close()
+
+
+def _sandboxes(daemon: Daemon) -> list[int]:
+    """Children of the nurseries of workers."""
+    return [sandbox for worker in workers(daemon) for nursery in direct(worker) for sandbox in direct(nursery)]
+
+
+def test_a_killed_daemon_leaves_no_process(tmp_path: Path) -> None:
+    with Daemon(tmp_path, backend="openvino") as daemon:
+        device = accelerator.open(f"vhost-user:{daemon.path}", patience=60.0)
+        run = device.load(rotations(512, 100)).new_invocation()
+        run.write([np.ones((1, 512, 512), np.float32)])
+        run.submit()
+        below = children(daemon.process.pid)
+        assert len(below) >= 3, "nursery, worker, its nursery"
+        daemon.kill()
+        gone(below)
+        device.session.transport.close()
+        daemon.start()
+        with accelerator.open(f"vhost-user:{daemon.path}", patience=60.0) as other:
+            right(other, 50.0)
+        assert daemon.stop() == 0
+
+
+def test_a_stopped_daemon_leaves_no_process(tmp_path: Path) -> None:
+    with Daemon(tmp_path, backend="openvino") as daemon:
+        with accelerator.open(f"vhost-user:{daemon.path}", patience=60.0) as device:
+            right(device, 51.0)
+        below = children(daemon.process.pid)
+        assert daemon.stop() == 0
+        gone(below)
+
+
+# ---- resources run out
+
+
+def test_no_descriptors_left_lets_front_ends_wait(tmp_path: Path) -> None:
+    with Daemon(tmp_path) as daemon:
+        process, used = daemon.process.pid, daemon.fds()
+        before = resource.prlimit(process, resource.RLIMIT_NOFILE)
+        resource.prlimit(process, resource.RLIMIT_NOFILE, (used, before[1]))
+        vm = Vm(daemon.path)
+        wait_until(lambda: "Too many open files" in daemon.log(), "it is noticed")
+        began, since = daemon.cpu_seconds(), time.monotonic()
+        time.sleep(1.0)
+        assert daemon.cpu_seconds() - began < 0.3 * (time.monotonic() - since), "no busy loop"
+        assert daemon.log().count("Too many open files") == 1
+        resource.prlimit(process, resource.RLIMIT_NOFILE, before)
+        vm.start()
+        assert len(vm.call_device(request(1))) == 92, "the front end that waited is served"
+        vm.close()
+        assert daemon.stop() == 0
+
+
+def test_no_descriptors_left_refuses_loads_and_nothing_else(tmp_path: Path) -> None:
+    with Daemon(tmp_path, backend="openvino") as daemon:
+        device = accelerator.open(f"vhost-user:{daemon.path}", patience=60.0)
+        program = device.load(named("x", 60.0))
+        process = daemon.process.pid
+        before = resource.prlimit(process, resource.RLIMIT_NOFILE)
+        resource.prlimit(process, resource.RLIMIT_NOFILE, (daemon.fds(), before[1]))
+        with pytest.raises(ModelError) as caught:
+            device.load(named("x", 61.0))
+        assert _refusal(caught.value).status == Status.OUT_OF_MEMORY
+        (y,) = program(np.zeros(8, np.float32))
+        np.testing.assert_array_equal(y, np.full(8, 60, np.float32))
+        resource.prlimit(process, resource.RLIMIT_NOFILE, before)
+        right(device, 62.0)
+        device.close()
+        assert daemon.stop() == 0
+
+
+def test_no_memory_left_refuses_buffers_and_nothing_else(tmp_path: Path) -> None:
+    with Daemon(tmp_path, backend="openvino") as daemon:
+        device = accelerator.open(f"vhost-user:{daemon.path}", patience=60.0)
+        program = device.load(named("x", 70.0))
+        process = daemon.process.pid
+        before = resource.prlimit(process, resource.RLIMIT_AS)
+        resource.prlimit(process, resource.RLIMIT_AS, ((daemon.status("VmSize") << 10) + (8 << 20), before[1]))
+        with pytest.raises(DeviceError) as caught:
+            device.buffer(64 << 20)
+        assert caught.value.status == Status.OUT_OF_MEMORY
+        (y,) = program(np.zeros(8, np.float32))
+        np.testing.assert_array_equal(y, np.full(8, 70, np.float32))
+        resource.prlimit(process, resource.RLIMIT_AS, before)
+        device.buffer(64 << 20).free()
+        device.close()
+        assert daemon.stop() == 0
+
+
+def test_a_front_end_that_shrinks_its_memory_ends_its_daemon_and_its_daemon_alone(tmp_path: Path) -> None:
+    """What docs/threat-model.md says of memory that is not sealed."""
+    with Daemon(tmp_path, backend="openvino") as daemon:
+        below = children(daemon.process.pid)
+        with Vm(daemon.path).start() as vm:
+            assert len(vm.call_device(request(1))) == 92
+            os.ftruncate(vm.memory.fd, 0)
+            vm.ring_bell()
+            assert daemon.process.wait(20) == -signal.SIGBUS
+        gone(below)
+
+
+def test_sealed_memory_cannot_be_taken_away(tmp_path: Path) -> None:
+    from daemons import Memory
+
+    with Daemon(tmp_path, "--require-sealed") as daemon:
+        with Vm(daemon.path, memory=Memory(sealed=True)).start() as vm:
+            with pytest.raises(PermissionError):
+                os.ftruncate(vm.memory.fd, 0)
+            assert len(vm.call_device(request(1))) == 92
+            assert vm.memory.region.guest_address == GUEST
+        assert daemon.stop() == 0
+
+
+# ---- every form
+
+
+@pytest.mark.parametrize("isolation", ["none", "compile", "worker"])
+def test_every_form_of_isolation_gives_the_same_answers(tmp_path: Path, isolation: str) -> None:
+    with Daemon(tmp_path, "--isolation", isolation, backend="openvino") as daemon:
+        with accelerator.open(f"vhost-user:{daemon.path}", patience=60.0) as device:
+            x = np.random.default_rng(9).standard_normal((1, 64, 64)).astype(np.float32)
+            program = device.load(rotations(64, 7))
+            for _ in range(3):
+                (y,) = program(x)
+                np.testing.assert_array_equal(y, rotated(x, 7))
+            session = device.session
+            run = device.load(rotations(512, 160)).new_invocation()
+            run.write([np.ones((1, 512, 512), np.float32)])
+            event = run.submit()._event
+            assert event is not None
+            session.call(session.client.cancel_event(event))
+            assert session.call(session.client.poll_event(event)).state == EventState.CANCELLED
+        assert len(children(daemon.process.pid)) == {"none": 0, "compile": 1, "worker": 3}[isolation]
+        assert daemon.stop(timeout=8.0) == 0
