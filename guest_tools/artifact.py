@@ -7,10 +7,13 @@ also runs inside a guest, where a full validation would be slow. Standard librar
 from __future__ import annotations
 
 from virtaccel.tosa_graph.graph import AttributeValue, DType, Graph, Op
+from virtaccel.tosa_graph.operators import SIGNATURES
 from virtaccel.tosa_graph.schema import RoundingMode
 from virtaccel.tosa_graph.target import ALL_PROFILES, ARTIFACT_FORMAT, NO_EXTENSION, Extension, Target, to_words
 
 TOSA_FORMAT = ARTIFACT_FORMAT
+
+_HELD = frozenset((Op.CONST, Op.CONST_SHAPE))
 
 _OF_TYPE = {
     DType.INT16: Extension.INT16,
@@ -41,8 +44,12 @@ def target_words(graph: Graph) -> tuple[int, ...]:
                 extensions |= _OF_TYPE.get(tensor.dtype, NO_EXTENSION)
                 if tensor.variable:
                     extensions |= Extension.VARIABLE
+            held = {name for operator in block.operators if operator.op in _HELD for name in operator.outputs}
             for operator in block.operators:
                 extensions |= _OF_OPERATOR.get(operator.op, NO_EXTENSION)
+                operands = zip(SIGNATURES[operator.op].operands, operator.inputs, strict=False)
+                if any(operand.constant and name not in held for operand, name in operands):
+                    extensions |= Extension.DYNAMIC
                 if operator.op == Op.RESCALE:
                     extensions |= _OF_ROUNDING.get(operator.attributes["rounding_mode"], NO_EXTENSION)
     version = graph.version

@@ -21,6 +21,7 @@ MODULES = (
     "virtaccel.virtqueue.driver",
     "virtaccel.tosa_graph",
     "virtaccel.tosa_graph.graph",
+    "virtaccel.tosa_graph.operators",
     "virtaccel.tosa_graph.schema",
     "virtaccel.tosa_graph.target",
     "virtaccel.tosa_graph.flatbuffer",

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from graphs import Const, single
 
 from virtaccel.device import reference
 from virtaccel.device.reference import Reference
@@ -84,3 +85,9 @@ def test_reset_takes_a_stream_back_to_its_beginning(program: Program) -> None:
 
 def test_declared_target_names_the_extension() -> None:
     assert Extension.VARIABLE in from_words(target_words(read(streaming()))).extensions
+
+
+def test_an_operand_given_at_run_time_is_declared() -> None:
+    row = ((4,), DType.INT32)
+    for shift, extension in ((((1,), DType.INT8), Extension.DYNAMIC), (Const(np.zeros(1, np.int8)), Extension(0))):
+        assert from_words(target_words(read(single(Op.MUL, [row, row, shift], row)))).extensions == extension
