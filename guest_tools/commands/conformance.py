@@ -9,7 +9,7 @@ import click
 SUITES = {
     "tosa": ("virtaccel.guest_tools.conformance.tosa", "Arm's official TOSA suite through a whole device."),
     "protocol": (
-        "virtaccel.guest_tools.conformance.protocol", "The protocol's own cases against any device, hostile ones included."
+        "virtaccel.guest_tools.conformance.protocol", "The protocol's own cases, hostile ones too, against any device."
     ),
     "backend": ("virtaccel.guest_tools.conformance.backend", "The backend contract, for people who write backends."),
 }

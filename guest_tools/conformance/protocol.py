@@ -1,4 +1,4 @@
-"""`virtaccel conformance protocol`: the standard's cases against any device behind a transport, hostile ones included."""
+"""`virtaccel conformance protocol`: the standard's cases, hostile ones too, against any device behind a transport."""
 
 from __future__ import annotations
 

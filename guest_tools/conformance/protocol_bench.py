@@ -136,7 +136,9 @@ def submission(
 class Bench:
     """One device. `renew` before each case: the device is reset and the ring is new."""
 
-    def __init__(self, ring: RawRing, config: Config, patience: float = 20.0, samples: Sequence[Sample] = SAMPLES) -> None:
+    def __init__(
+        self, ring: RawRing, config: Config, patience: float = 20.0, samples: Sequence[Sample] = SAMPLES
+    ) -> None:
         self.ring = ring
         self.config = config
         self.patience = patience

@@ -20,7 +20,10 @@ def _is(holds: bool, otherwise: str) -> None:
 
 def _config(bench: Bench) -> None:
     config = bench.config
-    _is((config.protocol_major, config.protocol_minor) == (1, 0), f"version {config.protocol_major}.{config.protocol_minor}")
+    _is(
+        (config.protocol_major, config.protocol_minor) == (1, 0),
+        f"version {config.protocol_major}.{config.protocol_minor}",
+    )
     _is(config.command_queue_count == 1, f"{config.command_queue_count} command queues")
     _is(2 <= config.max_chain_descriptors <= 256, f"max_chain_descriptors {config.max_chain_descriptors}")
     _is(97 <= config.max_request_bytes <= 16 << 20, f"max_request_bytes {config.max_request_bytes}")
@@ -48,7 +51,9 @@ def _scalars(bench: Bench) -> None:
         reserved = bytes(1 if index == byte else 0 for index in range(7))
         body = p.allocation(context, 64, domain=domain, reserved=reserved)
         bench.refuses(f"reserved byte {byte} of ALLOCATE_BUFFER", p.ALLOCATE, body, *bad)
-    bench.refuses("reserved word of ALLOCATE_BUFFER", p.ALLOCATE, p.allocation(context, 64, domain=domain, tail=1), *bad)
+    bench.refuses(
+        "reserved word of ALLOCATE_BUFFER", p.ALLOCATE, p.allocation(context, 64, domain=domain, tail=1), *bad
+    )
     for unknown in (0, 4, 255):
         bench.refuses(f"memory domain {unknown}", p.ALLOCATE, p.allocation(context, 64, domain=unknown), *bad)
     for alignment in (0, 3, 48, MAX):
@@ -62,7 +67,12 @@ def _scalars(bench: Bench) -> None:
     bench.refuses("data shorter than said", p.WRITE, p.transfer(world.source, 0, 4) + bytes(3), *bad)
     for domain_, bit in ((1, 0), (2, 1), (3, 5)):
         if not bench.info.capabilities & 1 << bit:
-            bench.refuses(f"domain {domain_} without its capability", p.ALLOCATE, p.allocation(context, 64, domain=domain_), p.UNSUPPORTED)
+            bench.refuses(
+                f"domain {domain_} without its capability",
+                p.ALLOCATE,
+                p.allocation(context, 64, domain=domain_),
+                p.UNSUPPORTED,
+            )
 
 
 def _zero_ids(bench: Bench) -> None:
@@ -79,13 +89,20 @@ def _zero_ids(bench: Bench) -> None:
 def _stale_ids(bench: Bench) -> None:
     world = bench.world()
     stale = (p.STALE_OBJECT,)
-    kinds = {p.DESTROY_CONTEXT: world.context, p.FREE: world.source, p.DESTROY_QUEUE: world.queue, p.UNLOAD: world.program}
+    kinds = {
+        p.DESTROY_CONTEXT: world.context,
+        p.FREE: world.source,
+        p.DESTROY_QUEUE: world.queue,
+        p.UNLOAD: world.program,
+    }
     for opcode in (*kinds, p.POLL, p.DESTROY_EVENT):
         for own, object_id in kinds.items():
             if own != opcode and object_id:
                 bench.refuses(f"another kind's ID in command {opcode:#06x}", opcode, u64(object_id), *stale)
         for bit in (0, 17, 40, 63):
-            bench.refuses(f"a made-up ID in command {opcode:#06x}", opcode, u64(0x0BAD_0000_0000_0BAD ^ 1 << bit), *stale)
+            bench.refuses(
+                f"a made-up ID in command {opcode:#06x}", opcode, u64(0x0BAD_0000_0000_0BAD ^ 1 << bit), *stale
+            )
     bench.ok(p.FREE, u64(world.source))
     bench.refuses("a freed buffer", p.FREE, u64(world.source), *stale)
     bench.refuses("a freed buffer", p.READ, p.transfer(world.source, 0, 8), *stale)
@@ -98,10 +115,19 @@ def _ranges(bench: Bench) -> None:
     context = bench.context()
     buffer = bench.buffer(context, 64)
     for offset, size in ((0, 65), (64, 1), (1, 64), (63, 2), (1 << 40, 1), (MAX - 8, 8)):
-        bench.refuses(f"{size} bytes at {offset} of 64", p.READ, p.transfer(buffer, offset, size), p.OUT_OF_BOUNDS, p.RESOURCE_LIMIT)
+        bench.refuses(
+            f"{size} bytes at {offset} of 64",
+            p.READ,
+            p.transfer(buffer, offset, size),
+            p.OUT_OF_BOUNDS,
+            p.RESOURCE_LIMIT,
+        )
     bench.refuses("2 bytes at 63 of 64", p.WRITE, p.transfer(buffer, 63, 2) + b"ab", p.OUT_OF_BOUNDS)
     bench.ok(p.WRITE, p.transfer(buffer, 63, 1) + b"z")
-    _is(bench.ok(p.READ, p.transfer(buffer, 0, 64)).payload == bytes(63) + b"z", "a buffer does not hold what was written")
+    _is(
+        bench.ok(p.READ, p.transfer(buffer, 0, 64)).payload == bytes(63) + b"z",
+        "a buffer does not hold what was written",
+    )
 
 
 def _usage(bench: Bench) -> None:
@@ -135,7 +161,12 @@ def _limits(bench: Bench) -> None:
     _is(len(set(contexts)) == limit, "two contexts have one ID")
     size = bench.info.buffer_bytes + 1
     if size <= MAX:
-        bench.refuses("a buffer above the limit", p.ALLOCATE, p.allocation(contexts[0], size, domain=bench.domain), p.RESOURCE_LIMIT)
+        bench.refuses(
+            "a buffer above the limit",
+            p.ALLOCATE,
+            p.allocation(contexts[0], size, domain=bench.domain),
+            p.RESOURCE_LIMIT,
+        )
 
 
 def _children(bench: Bench) -> None:

@@ -62,7 +62,12 @@ def _vq_003(bench: Bench) -> None:
     data = bytes(range(1, 61))
     request = p.transfer(world.source, 2, 60) + data
     single = min(most - 17, 60) if most > 20 else 0
-    bench.ok(p.WRITE, request, room=(16,) if most < 4 else (1,) * min(16, max(1, most - single - 2)) + (16,), cuts=(1,) * single)
+    bench.ok(
+        p.WRITE,
+        request,
+        room=(16,) if most < 4 else (1,) * min(16, max(1, most - single - 2)) + (16,),
+        cuts=(1,) * single,
+    )
     pieces = (7,) * max(1, min(10, most - 4)) + (80,)
     answer = bench.ok(p.READ, p.transfer(world.source, 2, 60), room=pieces if most >= 5 else (80,), cuts=(3,))
     _is(answer.payload == data, "segments do not concatenate to the bytes that were written")
@@ -178,7 +183,10 @@ def _vq_008(bench: Bench) -> None:
         "ALLOCATE_BUFFER of nothing": frame(p.ALLOCATE, bytes(40), 5),
     }.items():
         answer = bench.send(request)
-        _is((answer.used, answer.status) == (16, p.INVALID_ARGUMENT), f"{what}: {say(answer.status)}, {answer.used} used")
+        _is(
+            (answer.used, answer.status) == (16, p.INVALID_ARGUMENT),
+            f"{what}: {say(answer.status)}, {answer.used} used",
+        )
 
 
 def _vq_009(bench: Bench) -> None:
@@ -202,9 +210,13 @@ def _vq_010(bench: Bench) -> None:
         body = p.submission(world.queue, world.program or world.queue, *two, flags=1 << bit)
         bench.refuses(f"submission flag {bit}", p.SUBMIT, body, p.UNSUPPORTED)
         if bench.sample is not None:
-            bench.refuses(f"program flag {bit}", p.LOAD, p.load(world.context, bench.sample, flags=1 << bit), p.UNSUPPORTED)
+            bench.refuses(
+                f"program flag {bit}", p.LOAD, p.load(world.context, bench.sample, flags=1 << bit), p.UNSUPPORTED
+            )
     for bit in (5, 6, 31):
-        bench.refuses(f"usage bit {bit}", p.ALLOCATE, p.allocation(world.context, 64, 1 | 1 << bit, bench.domain), p.UNSUPPORTED)
+        bench.refuses(
+            f"usage bit {bit}", p.ALLOCATE, p.allocation(world.context, 64, 1 | 1 << bit, bench.domain), p.UNSUPPORTED
+        )
 
 
 def _vq_011(bench: Bench) -> None:

@@ -26,7 +26,9 @@ class Result(NamedTuple):
     seconds: float
 
 
-def run(transport: HasRawRing, samples: Sequence[Sample] = SAMPLES, only: str = "", patience: float = 20.0) -> Iterator[Result]:
+def run(
+    transport: HasRawRing, samples: Sequence[Sample] = SAMPLES, only: str = "", patience: float = 20.0
+) -> Iterator[Result]:
     """Each case on a device just reset. Raises TransportError or Failed if the device does not even begin."""
     bench = Bench(transport.raw_ring(), transport.config, patience, samples)
     bench.begin()

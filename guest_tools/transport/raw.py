@@ -98,7 +98,9 @@ class RawRing:
 
     def describe(self, index: int, address: int, length: int, flags: int = 0, following: int = 0) -> None:
         """Write descriptor `index`."""
-        DESCRIPTOR.pack_into(self._block, self._at.descriptors + DESCRIPTOR.size * index, address, length, flags, following)
+        DESCRIPTOR.pack_into(
+            self._block, self._at.descriptors + DESCRIPTOR.size * index, address, length, flags, following
+        )
 
     def chain(self, first: int, readable: Sequence[Piece], writable: Sequence[Piece]) -> int:
         """A chain in descriptors from `first` on; its head."""
@@ -106,7 +108,9 @@ class RawRing:
         for position, (piece, flags) in enumerate(parts):
             last = position == len(parts) - 1
             index = first + position
-            self.describe(index, piece.address, len(piece.view), flags | (0 if last else NEXT), 0 if last else index + 1)
+            self.describe(
+                index, piece.address, len(piece.view), flags | (0 if last else NEXT), 0 if last else index + 1
+            )
         return first
 
     def offer(self, *heads: int) -> None:
