@@ -281,11 +281,15 @@ class Program:
         self.source = source
         self._later = later
         self._calls: OrderedDict[tuple[Binding, ...], Call] = OrderedDict()
+        self._latest: tuple[Sequence[Binding], Call] | None = None
         self._spare: Request | None = None
         self._jobs: dict[Variant, Job[Executable]] = {}
 
     def call(self, bindings: Sequence[Binding]) -> Call:
         """The program bound like this. Raises BackendError if the bindings do not fit."""
+        latest = self._latest
+        if latest is not None and latest[0] is bindings and not latest[1].dead:
+            return latest[1]
         key = tuple(bindings)
         call = self._calls.get(key)
         if call is None or call.dead:
@@ -294,6 +298,7 @@ class Program:
                 self._retire()
         elif len(self._calls) > 1:
             self._calls.move_to_end(key)
+        self._latest = (key, call)
         return call
 
     def _retire(self) -> None:
@@ -365,7 +370,7 @@ class Program:
         for call in self._calls.values():
             call.let_go()
         self._calls.clear()
-        self._spare = None
+        self._latest = self._spare = None
 
 
 def _buffer(binding: Binding) -> Buffer:

@@ -29,7 +29,7 @@ from virtaccel.device.backend import (
 )
 from virtaccel.device.config import pack_device_info
 from virtaccel.device.errors import CommandError, NeedsReset
-from virtaccel.device.state import Buffer, Context, Event, Load, Program, Queue, State
+from virtaccel.device.state import Buffer, Context, Event, Load, Program, Queue, State, Submission
 from virtaccel.device.wire import Access, Capability, Domain, EventState, Opcode, Status, Usage
 from virtaccel.virtqueue.chain import Chain, window
 
@@ -242,31 +242,43 @@ def destroy_queue(state: State, request: int, chain: Chain) -> bytes:
 
 def submit(state: State, request: decode.Submit, chain: Chain) -> bytes | Uncertain:
     """Admit one execution. The event owns queue, program and buffers until it is destroyed (specification.md 4.9)."""
-    queue_id, program_id, timeout_ns, wanted = request
-    queue, program = state.queues.get(queue_id), state.programs.get(program_id)
+    ready = state.submissions.get(request.payload)
+    if ready is None:
+        ready = _resolve(state, request)
+    else:
+        state.room_for_event(ready.queue.context)
+    queue, program, buffers, bindings = ready
+    outcome = state.backend.submit(queue.handle, program.handle, bindings, request.timeout_ns)
+    if isinstance(outcome, Rejected):
+        raise BackendError(outcome.status, "submission rejected")
+    event = _pack_id(state.enter_event(Event(queue, program, buffers, outcome.event)))
+    return event if isinstance(outcome, Accepted) else Uncertain(outcome.status, event)
+
+
+def _resolve(state: State, request: decode.Submit) -> Submission:
+    """What a SUBMIT names, checked; remembered for as long as all of it lives."""
+    queue, program = state.queues.get(request.queue), state.programs.get(request.program)
     if queue is None or program is None or program.context is not queue.context:
         raise CommandError(Status.STALE_OBJECT, "queue or program")
     context = queue.context
     find = state.buffers.get
     buffers = []
-    for binding in wanted:
+    for binding in request.bindings:
         buffer = find(binding[0])
         if buffer is None or buffer.context is not context:
             raise CommandError(Status.STALE_OBJECT, f"buffer of slot {binding[3]}")
         buffers.append(buffer)
     state.room_for_event(context)
     bindings = []
-    for buffer, (_, offset, size, slot, access, _) in zip(buffers, wanted, strict=True):
+    for buffer, (_, offset, size, slot, access, _) in zip(buffers, request.bindings, strict=True):
         if not buffer.usage & ADMITTING_USAGE[access]:
             raise CommandError(Status.PERMISSION_DENIED, f"slot {slot}: usage {buffer.usage:#x}, access {access}")
         if offset + size > buffer.bytes:
             raise CommandError(Status.OUT_OF_BOUNDS, f"slot {slot}: range outside the buffer")
         bindings.append(Binding(buffer.handle, offset, size, slot, access))
-    outcome = state.backend.submit(queue.handle, program.handle, bindings, timeout_ns)
-    if isinstance(outcome, Rejected):
-        raise BackendError(outcome.status, "submission rejected")
-    event = _pack_id(state.enter_event(Event(queue, program, buffers, outcome.event)))
-    return event if isinstance(outcome, Accepted) else Uncertain(outcome.status, event)
+    ready = Submission(queue, program, tuple(buffers), tuple(bindings))
+    state.remember(request.payload, ready)
+    return ready
 
 
 def observe(state: State, event: Event) -> bytes:

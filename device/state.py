@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
-from virtaccel.device.backend import Backend, DeviceInfo, Handle
+from virtaccel.device.backend import Backend, Binding, DeviceInfo, Handle
 from virtaccel.device.config import ResourcePolicy
 from virtaccel.device.errors import CommandError
 from virtaccel.device.objects import Kind, Table
@@ -73,7 +73,7 @@ class Event:
 
     queue: Queue
     program: Program
-    buffers: list[Buffer]
+    buffers: tuple[Buffer, ...]
     handle: Handle
     terminal: bytes | None = None
 
@@ -85,6 +85,20 @@ class Load:
     context: Context
     ticket: Handle
     resident_bytes: int
+
+
+class Submission(NamedTuple):
+    """What the bytes of a SUBMIT mean while everything they name lives: usages and ranges are known to fit."""
+
+    queue: Queue
+    program: Program
+    buffers: tuple[Buffer, ...]
+    bindings: tuple[Binding, ...]
+
+
+MOST_SUBMISSIONS = 64
+"""Submissions remembered; a driver that uses more of them in turn pays for resolving them."""
+_REMEMBERED_BINDINGS = 64
 
 
 class Counts(NamedTuple):
@@ -135,6 +149,7 @@ class State:
         "quarantine",
         "queues",
         "resident_bytes",
+        "submissions",
     )
 
     def __init__(self, backend: Backend, info: DeviceInfo, policy: ResourcePolicy, namespace: int) -> None:
@@ -148,6 +163,7 @@ class State:
         self.queues: Table[Queue] = Table(Kind.QUEUE, namespace)
         self.events: Table[Event] = Table(Kind.EVENT, namespace)
         self.loads: set[Load] = set()
+        self.submissions: dict[bytes, Submission] = {}
         self.backing_bytes = 0
         self.resident_bytes = 0
         self.quarantine = Quarantine()
@@ -193,6 +209,13 @@ class State:
     def room_for_event(self, context: Context) -> None:
         _limit(context.events < self.limits.max_events_per_context and self.events.room > 0, "events")
 
+    def remember(self, payload: bytes, ready: Submission) -> None:
+        """Keep what a SUBMIT was resolved to until any buffer, program or queue dies."""
+        if len(ready.bindings) <= _REMEMBERED_BINDINGS:
+            if len(self.submissions) >= MOST_SUBMISSIONS:
+                self.submissions.clear()
+            self.submissions[payload] = ready
+
     # Entering
 
     def enter_context(self, context: Context) -> int:
@@ -231,16 +254,19 @@ class State:
         self.contexts.remove(object_id)
 
     def remove_buffer(self, object_id: int) -> None:
+        self.submissions.clear()
         buffer = self.buffers.remove(object_id)
         buffer.context.buffers -= 1
         self.backing_bytes -= buffer.allocation_bytes
 
     def remove_program(self, object_id: int) -> None:
+        self.submissions.clear()
         program = self.programs.remove(object_id)
         program.context.programs -= 1
         self.resident_bytes -= program.resident_bytes
 
     def remove_queue(self, object_id: int) -> None:
+        self.submissions.clear()
         queue = self.queues.remove(object_id)
         queue.context.queues -= 1
 
@@ -264,6 +290,7 @@ class State:
         self._quarantine(Counts(contexts=1))
 
     def quarantine_buffer(self, object_id: int) -> None:
+        self.submissions.clear()
         buffer = self.buffers.remove(object_id)
         self._quarantine(Counts(buffers=1), Retained(buffer_backing=buffer.allocation_bytes))
 
@@ -273,10 +300,12 @@ class State:
         self._quarantine(Counts(buffers=1), Retained(buffer_backing=allocation_bytes))
 
     def quarantine_program(self, object_id: int) -> None:
+        self.submissions.clear()
         program = self.programs.remove(object_id)
         self._quarantine(Counts(programs=1), Retained(program_resident=program.resident_bytes))
 
     def quarantine_queue(self, object_id: int) -> None:
+        self.submissions.clear()
         self.queues.remove(object_id)
         self._quarantine(Counts(queues=1))
 
@@ -291,6 +320,7 @@ class State:
         resident = sum(program.resident_bytes for program in self.programs.live.values())
         resident += sum(load.resident_bytes for load in self.loads)
         self._quarantine(lost, Retained(live, resident))
+        self.submissions.clear()
         for table in self._tables:
             table.live.clear()
         self.loads.clear()

@@ -50,6 +50,7 @@ ARTIFACT = bytes.fromhex("a1b2c3d4")
 DATA = bytes.fromhex("deadbeef")
 
 # Each command's canonical request by hand, and what the engine must read in it.
+SUBMISSION = submit(QUEUE, PROGRAM, binding(BUFFER, 7, READ_WRITE, 0, 4096), timeout_ns=1_000_000)
 OURS: dict[str, tuple[bytes, Any]] = {
     "GET_DEVICE_INFO": (b"", None),
     "CREATE_CONTEXT": (bytes(8), None),
@@ -66,8 +67,8 @@ OURS: dict[str, tuple[bytes, Any]] = {
     "CREATE_QUEUE": (u64(CONTEXT) + u64(0), CONTEXT),
     "DESTROY_QUEUE": (u64(QUEUE), QUEUE),
     "SUBMIT": (
-        submit(QUEUE, PROGRAM, binding(BUFFER, 7, READ_WRITE, 0, 4096), timeout_ns=1_000_000),
-        (QUEUE, PROGRAM, 1_000_000, [(BUFFER, 0, 4096, 7, READ_WRITE, bytes(3))]),
+        SUBMISSION,
+        (QUEUE, PROGRAM, 1_000_000, ((BUFFER, 0, 4096, 7, READ_WRITE, bytes(3)),), SUBMISSION),
     ),
     "POLL_EVENT": (u64(EVENT), EVENT),
     "CANCEL_EVENT": (u64(EVENT), EVENT),
