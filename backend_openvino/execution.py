@@ -79,6 +79,8 @@ class Executable:
         self.slots = tuple(slots)
         self.steps = steps
         self.guards = tuple(guards)
+        self.brief = True
+        """Whether the latest run waited for ended within a short look; if not, looking takes processors from the work."""
 
 
 class Range(NamedTuple):
@@ -364,11 +366,16 @@ class Executor:
         now = time.monotonic_ns()
         end = now + int(timeout * 1e9)
         spin = min(end, now + _SPIN_NS)
-        if len(self.running) == 1 and not loading:
-            request = next(iter(self.running)).request
-            while request is not None and time.monotonic_ns() < spin:
+        request = next(iter(self.running)).request if len(self.running) == 1 and not loading else None
+        if request is not None and request.executable.brief:
+            while time.monotonic_ns() < spin:
                 if request.stopped():
                     return
+        self._await_news(now, end, ready, loading)
+        if request is not None:
+            request.executable.brief = time.monotonic_ns() - now < _SPIN_NS
+
+    def _await_news(self, now: int, end: int, ready: int, loading: bool) -> None:
         while not self._news():
             now = time.monotonic_ns()
             if now >= end or not (self.running or loading):
@@ -384,9 +391,13 @@ class Executor:
         return [event.deadline for event in self.running if event.deadline]
 
     def _news(self) -> bool:
-        return any(event.request is not None and event.request.stopped() for event in self.running) or any(
-            deadline <= time.monotonic_ns() for deadline in self._deadlines()
-        )
+        """Whether anything has ended since the last look. What has is latched, so it is news only once, even if nobody
+        polls it."""
+        before = len(self.running)
+        for event in list(self.running):
+            if event.request is not None or event.deadline:
+                self.poll(event)
+        return len(self.running) != before
 
     def _sleep(self, nanoseconds: int, ready: int, loading: bool) -> bool:
         """Sleep on what is in flight, up to a time; whether `ready` has something to tell. Only one thing can be slept

@@ -18,8 +18,10 @@ T = TypeVar("T")
 
 PATIENCE_SECONDS = 300.0
 EAGER_POLLS = 6
+BRIEF_SECONDS = 100e-6
 FIRST_PAUSE_SECONDS = 20e-6
 LONGEST_PAUSE_SECONDS = 1e-3
+LONGEST_REST_SECONDS = 0.25
 TRANSFER_WINDOW = 4
 
 
@@ -42,7 +44,7 @@ class Session:
     `patience` is how many seconds any one command may take, None for no limit.
     """
 
-    __slots__ = ("_finished", "_outstanding", "_pause", "client", "patience", "transport")
+    __slots__ = ("_eager", "_finished", "_outstanding", "_pause", "_rests", "client", "patience", "transport")
 
     def __init__(self, transport: Transport, patience: float | None = PATIENCE_SECONDS) -> None:
         self.transport = transport
@@ -50,8 +52,12 @@ class Session:
         self.patience = patience
         self._outstanding: dict[int, Request[Any]] = {}
         self._finished: dict[int, Finished] = {}
-        # A transport that learns of changes (the in-process one) has a better rest than sleeping.
-        self._pause = getattr(transport, "pause", time.sleep)
+        self._eager = EAGER_POLLS
+        # A transport that learns of changes (the in-process one) has a better rest than sleeping, and no need to look
+        # every so often.
+        pause = getattr(transport, "pause", None)
+        self._pause = pause or time.sleep
+        self._rests = (LONGEST_REST_SECONDS,) * 2 if pause else (FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
 
     @property
     def outstanding(self) -> int:
@@ -126,21 +132,23 @@ class Session:
         """Poll `event` until it is terminal, or `timeout` seconds have gone (then the state is PENDING).
 
         The protocol has no signal for a finished submission, so this asks a few times at once, then rests ever longer
-        between questions.
+        between questions. Where the last wait took long, asking at once would only take processors from the work.
         """
         call, poll = self.call, self.client.poll_event
-        for _ in range(EAGER_POLLS):
+        for _ in range(self._eager):
             status = call(poll(event))
             if status.state:
+                self._eager = EAGER_POLLS
                 return status
-        deadline = None if timeout is None else time.monotonic() + timeout
-        rest = FIRST_PAUSE_SECONDS
-        while deadline is None or time.monotonic() < deadline:
-            self._pause(rest)
+        begin = time.monotonic()
+        rest, longest = self._rests
+        while timeout is None or (left := begin + timeout - time.monotonic()) > 0:
+            self._pause(rest if timeout is None else min(rest, left))
             status = call(poll(event))
             if status.state:
-                return status
-            rest = min(2 * rest, LONGEST_PAUSE_SECONDS)
+                break
+            rest = min(2 * rest, longest)
+        self._eager = EAGER_POLLS if time.monotonic() < begin + BRIEF_SECONDS else 1
         return status
 
     def reset(self) -> None:
