@@ -21,6 +21,7 @@ from virtaccel.guest_tools.client import (
     Event,
     EventStatus,
     IndeterminateSubmit,
+    PackedBindings,
     pack_bindings,
     status_name,
 )
@@ -217,6 +218,11 @@ class Invocation:
             self.buffers.append(buffer)
         self._packed = pack_bindings(self._slots(None))
         self._packed_for: State | None = None
+
+    @property
+    def packed(self) -> PackedBindings:
+        """Wire form of the bindings, without state."""
+        return self._packed if self._packed_for is None else pack_bindings(self._slots(None))
 
     def _allocate(self, tensor: TensorInfo, is_input: bool) -> DeviceBuffer:
         buffer = self._accelerator.buffer(tensor.bytes, _INPUT if is_input else _OUTPUT)

@@ -1,0 +1,196 @@
+"""`bench model`: models through the device, and their lowered graphs, against OpenVINO called directly.
+
+Against `direct`: the device's own compiled model, inferred by hand, one at a time and as an AsyncInferQueue. Against a
+.tflite: OpenVINO's own reader on the original file, compiled with the same settings, beside the lowered graph. The
+clock runs from the request to submit to the answer that it is complete; inputs lie in their buffers before, and the
+event is destroyed afterwards. One row says what a call with arrays costs in all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import openvino as ov
+
+from virtaccel.backend_openvino import compile as runtime
+from virtaccel.backend_openvino import programs as sources
+from virtaccel.backend_openvino.backend import OpenVinoBackend
+from virtaccel.guest_tools.accelerator import Accelerator, parse, read_model
+from virtaccel.guest_tools.artifact import target_words
+from virtaccel.guest_tools.bench.measure import Work, alternate, median_ratio, timing
+from virtaccel.guest_tools.bench.programs import run
+from virtaccel.guest_tools.bench.report import Figure, Report, Row
+from virtaccel.guest_tools.bench.tflite import original
+from virtaccel.guest_tools.errors import InputError, Unavailable
+from virtaccel.guest_tools.program import Array, Invocation, Pending, Program
+from virtaccel.guest_tools.session import Session
+from virtaccel.guest_tools.transport.in_process import InProcessTransport, find_backend
+
+IN_FLIGHT = 4
+DIRECT, FETCHED = "direct", "tflite"
+DEVICE, OPENVINO, READER = "device", "OpenVINO", "TFLite reader"
+
+
+class Opened(NamedTuple):
+    """A device in this process, with the backend behind it in sight."""
+
+    accelerator: Accelerator
+    backend: OpenVinoBackend
+
+
+def open_device(device: str | None) -> Opened:
+    """On OpenVINO. Raises Unavailable."""
+    opener = find_backend("openvino")
+    transport = InProcessTransport(lambda: opener(device))
+    backend = transport.device.backend
+    if not isinstance(backend, OpenVinoBackend):
+        raise Unavailable("the backend called openvino is another one")
+    return Opened(Accelerator(Session(transport)), backend)
+
+
+def compiled(opened: Opened, data: bytes, name: str) -> ov.CompiledModel:
+    """The model that the device runs for these bytes: the very one, if a program of it is loaded."""
+    words, host = target_words(parse(data, name)), opened.backend.host
+    source = sources.load(data, words, host, sources.digest(data, words, host))
+    if source.dynamic:
+        raise InputError(f"{name} has inputs of unknown size")
+    return source.compile(sources.Variant(source.declared(), True)).model
+
+
+def inputs_for(program: Program) -> list[Array]:
+    """Numbers between 0 and 1, or small integers, the same every time."""
+    generator = np.random.default_rng(0)
+    arrays = []
+    for tensor in program.inputs:
+        if tensor.dynamic:
+            raise InputError(f"{program.name}: input {tensor.name!r} has no known size")
+        whole = tensor.carrier.kind in "iub"
+        values = generator.integers(0, 2, tensor.shape) if whole else generator.random(tensor.shape)
+        arrays.append(values.astype(tensor.carrier))
+    return arrays
+
+
+def request_for(model: ov.CompiledModel, arrays: Sequence[Array]) -> ov.InferRequest:
+    """A request whose inputs are `arrays`, which it keeps."""
+    request = model.create_infer_request()
+    for number, (array, port) in enumerate(zip(arrays, model.inputs, strict=True)):
+        request.set_input_tensor(number, ov.Tensor(array.reshape(port.get_shape())))
+    return request
+
+
+def measure(models: Sequence[Path], against: str, rounds: int, device: str | None) -> Report:
+    """All models, one after another. Raises AcceleratorError."""
+    report = Report(f"model --against {against}")
+    opened = open_device(device)
+    with opened.accelerator:
+        ratios = []
+        for path in models:
+            data, name = read_model(path)
+            if against == DIRECT:
+                _through(report, opened, data, name, rounds)
+            else:
+                file = original(path.stem) if against == FETCHED else Path(against)
+                ratios.append(_lowered(report, opened, data, name, file, rounds))
+    if ratios:
+        mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+        report.figures.append(Figure("lowered over reader, geometric mean", mean, bound=0.95))
+        report.figures.append(Figure("lowered over reader, worst", max(ratios), bound=1.02))
+    return report
+
+
+# ---- through the device
+
+
+def _through(report: Report, opened: Opened, data: bytes, name: str, rounds: int) -> None:
+    accelerator = opened.accelerator
+    program = accelerator.load(data, name)
+    model = compiled(opened, data, name)
+    arrays = inputs_for(program)
+    request = request_for(model, arrays)
+    invocation = program.new_invocation()
+    invocation.write(arrays)
+    works: dict[str, Work] = {
+        DEVICE: lambda: run(accelerator, program, invocation.packed),
+        OPENVINO: request.infer,
+        "device, arrays in and out": lambda: program(*arrays),
+    }
+    session = accelerator.session
+    tidy = {DEVICE: lambda event: session.call(session.client.destroy_event(event))}
+    samples = alternate(works, rounds, after=tidy)
+    report.rows += [Row(name, lane, timing(found)) for lane, found in samples.items()]
+    ratio = median_ratio(samples[DEVICE], samples[OPENVINO])
+    report.figures.append(Figure(f"{name}: device over OpenVINO", ratio, bound=1.03))
+    report.figures.append(_in_flight(report, program, model, arrays, name, rounds))
+    invocation.close()
+    program.close()
+
+
+def _in_flight(
+    report: Report, program: Program, model: ov.CompiledModel, arrays: list[Array], name: str, rounds: int
+) -> Figure:
+    """Throughput with several submissions under way, against an AsyncInferQueue of as many requests."""
+    invocations = [program.new_invocation() for _ in range(IN_FLIGHT)]
+    for invocation in invocations:
+        invocation.write(arrays)
+    queue = ov.AsyncInferQueue(model, IN_FLIGHT)
+    for request in queue:
+        for number, (array, port) in enumerate(zip(arrays, model.inputs, strict=True)):
+            request.set_input_tensor(number, ov.Tensor(array.reshape(port.get_shape())))
+    burst = 4 * IN_FLIGHT
+
+    def directly() -> None:
+        for _ in range(burst):
+            queue.start_async()
+        queue.wait_all()
+
+    lanes: dict[str, Work] = {DEVICE: lambda: _keep_busy(invocations, burst), OPENVINO: directly}
+    samples = alternate(lanes, max(rounds // burst, 5), warm_up=1)
+    what = f"{name}, {IN_FLIGHT} in flight"
+    report.rows += [
+        Row(what, lane, timing([taken // burst for taken in found]), "each") for lane, found in samples.items()
+    ]
+    for invocation in invocations:
+        invocation.close()
+    ratio = median_ratio(samples[OPENVINO], samples[DEVICE])
+    return Figure(f"{name}: throughput over AsyncInferQueue", ratio, bound=0.95, at_least=True)
+
+
+def _keep_busy(invocations: Sequence[Invocation], count: int) -> None:
+    """`count` runs, the oldest awaited whenever every buffer is in use."""
+    pending: list[Pending] = []
+    for number in range(count):
+        if len(pending) == len(invocations):
+            pending.pop(0).wait()
+        pending.append(invocations[number % len(invocations)].submit())
+    for submission in pending:
+        submission.wait()
+
+
+# ---- the graph alone
+
+
+def _lowered(report: Report, opened: Opened, data: bytes, name: str, file: Path, rounds: int) -> float:
+    host = opened.backend.host
+    ours = compiled(opened, data, name)
+    try:
+        reader = runtime.compile_model(runtime.core().read_model(str(file)), host.device, host.tuning)
+    except RuntimeError as error:
+        raise InputError(f"OpenVINO does not read {file}: {error}") from error
+    program = opened.accelerator.load(data, name)
+    arrays = inputs_for(program)
+    program.close()
+    works: dict[str, Work] = {
+        OPENVINO: request_for(ours, arrays).infer,
+        READER: request_for(reader, arrays).infer,
+    }
+    samples = alternate(works, rounds, warm_up=5)
+    report.rows += [
+        Row(name, "lowered graph", timing(samples[OPENVINO])), Row(name, READER, timing(samples[READER]))
+    ]  # fmt: skip
+    ratio = median_ratio(samples[OPENVINO], samples[READER])
+    report.figures.append(Figure(f"{name}: lowered over reader", ratio))
+    return ratio

@@ -1,0 +1,60 @@
+"""`bench transfer`: WRITE_BUFFER and READ_BUFFER against a plain copy in memory of as many bytes.
+
+Data lies in arrays of the caller's own, so it is copied twice: into memory that the device can reach, and by the
+device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+
+import numpy as np
+
+from virtaccel.guest_tools.accelerator import Accelerator
+from virtaccel.guest_tools.bench import programs
+from virtaccel.guest_tools.bench.commands import IN_PROCESS, SLEEPING
+from virtaccel.guest_tools.bench.measure import alternate, median_ratio, timing
+from virtaccel.guest_tools.bench.report import Figure, Report, Row
+from virtaccel.guest_tools.session import Session
+from virtaccel.guest_tools.transport.vhost_user import VhostUserTransport
+from virtaccel.guest_tools.via import open_transport
+
+SIZES = (4 << 10, 64 << 10, 1 << 20, 8 << 20)
+JUDGED = 1 << 20
+MEMCPY = "memcpy"
+
+
+def measure(rounds: int, socket: bool, device: str | None) -> Report:
+    """Every size in every lane."""
+    report = Report("transfer")
+    with ExitStack() as stack:
+        lanes = {IN_PROCESS: stack.enter_context(Accelerator(Session(open_transport("in-process", device))))}
+        if socket:
+            path = stack.enter_context(programs.daemon(device=device))
+            lanes[SLEEPING] = stack.enter_context(Accelerator(Session(VhostUserTransport(path))))
+        for size in SIZES:
+            _one_size(report, lanes, size, max(rounds * JUDGED // max(size, JUDGED), 20))
+    return report
+
+
+def _one_size(report: Report, lanes: dict[str, Accelerator], size: int, rounds: int) -> None:
+    source, target = (np.full(size, value, np.uint8) for value in (1, 2))
+    works: dict[str, Callable[[], object]] = {MEMCPY: lambda: np.copyto(target, source)}
+    buffers = []
+    for lane, accelerator in lanes.items():
+        buffer = accelerator.buffer(size)
+        buffers.append(buffer)
+        works[f"WRITE {lane}"] = partial(buffer.write, source)
+        works[f"READ {lane}"] = partial(buffer.read, target)
+    samples = alternate(works, rounds)
+    what = f"{size >> 10} KiB"
+    for name, found in samples.items():
+        taken = timing(found)
+        report.rows.append(Row(what, name, taken, f"{size / taken.median:.1f} GB/s"))
+        if size == JUDGED and name.endswith(SLEEPING):
+            ratio = median_ratio(samples[MEMCPY], found)
+            report.figures.append(Figure(f"{name}, 1 MiB, of memcpy's rate", ratio, bound=0.6, at_least=True))
+    for buffer in buffers:
+        buffer.free()
