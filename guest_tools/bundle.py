@@ -1,70 +1,67 @@
-"""Builds the one-file guest program: which modules go in, and the zip with a line that names the interpreter.
+"""Builds the one-file guest program: its modules, found by following imports, in a zip that names the interpreter.
 
-Knows the list of modules that run on a bare python3; that the list is complete is tested by running the file on one.
+Knows how this project imports (absolute names, anywhere in a file). That nothing in the closure needs more than a bare
+python3 is an import rule of the project, and is tested by importing every module of the file on one.
 """
 
 from __future__ import annotations
 
-import importlib.util
+import ast
 import io
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
+import virtaccel
+
 INTERPRETER = b"#!/usr/bin/env python3\n"
-MODULES = (
-    "virtaccel",
-    "virtaccel.device",
-    "virtaccel.device.wire",
-    "virtaccel.virtqueue",
-    "virtaccel.virtqueue.barrier",
-    "virtaccel.virtqueue.layout",
-    "virtaccel.virtqueue.driver",
-    "virtaccel.tosa_graph",
-    "virtaccel.tosa_graph.graph",
-    "virtaccel.tosa_graph.operators",
-    "virtaccel.tosa_graph.schema",
-    "virtaccel.tosa_graph.target",
-    "virtaccel.tosa_graph.flatbuffer",
-    "virtaccel.guest_tools",
-    "virtaccel.guest_tools.artifact",
-    "virtaccel.guest_tools.client",
-    "virtaccel.guest_tools.session",
-    "virtaccel.guest_tools.transport",
-    "virtaccel.guest_tools.transport.base",
-    "virtaccel.guest_tools.transport.raw",
-    "virtaccel.guest_tools.transport.ring",
-    "virtaccel.guest_tools.pci",
-    "virtaccel.guest_tools.pci.capabilities",
-    "virtaccel.guest_tools.pci.dma",
-    "virtaccel.guest_tools.pci.function",
-    "virtaccel.guest_tools.pci.interrupt",
-    "virtaccel.guest_tools.pci.registers",
-    "virtaccel.guest_tools.pci.transport",
-    "virtaccel.guest_tools.conformance",
-    "virtaccel.guest_tools.conformance.protocol_bench",
-    "virtaccel.guest_tools.conformance.protocol_objects",
-    "virtaccel.guest_tools.conformance.protocol_programs",
-    "virtaccel.guest_tools.conformance.protocol_queue",
-    "virtaccel.guest_tools.conformance.protocol_suite",
-    "virtaccel.guest_tools.guest",
-    "virtaccel.guest_tools.guest.arrays",
-    "virtaccel.guest_tools.guest.model",
-    "virtaccel.guest_tools.guest.remote",
-    "virtaccel.guest_tools.guest_main",
-)
-START = "import sys\nfrom virtaccel.guest_tools.guest_main import main\nsys.exit(main())\n"
+ENTRY = "virtaccel.guest_tools.guest_main"
+START = f"import sys\nfrom {ENTRY} import main\nsys.exit(main())\n"
 EPOCH = (1980, 1, 1, 0, 0, 0)
+ROOT = Path(virtaccel.__file__).parent
 
 
 def build_guest() -> bytes:
     """The file's bytes; the same sources give the same bytes."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name in MODULES:
-            spec = importlib.util.find_spec(name)
-            if spec is None or spec.origin is None:
-                raise FileNotFoundError(name)
-            path = name.replace(".", "/") + ("/__init__.py" if spec.submodule_search_locations else ".py")
-            archive.writestr(zipfile.ZipInfo(path, EPOCH), Path(spec.origin).read_bytes(), zipfile.ZIP_DEFLATED)
+        for path in closure(ENTRY):
+            name = f"virtaccel/{path.relative_to(ROOT)}"
+            archive.writestr(zipfile.ZipInfo(name, EPOCH), path.read_bytes(), zipfile.ZIP_DEFLATED)
         archive.writestr(zipfile.ZipInfo("__main__.py", EPOCH), START, zipfile.ZIP_DEFLATED)
     return INTERPRETER + out.getvalue()
+
+
+def closure(entry: str) -> list[Path]:
+    """Source files of `entry` and of all of this project's modules that it imports, packages included, sorted."""
+    found: set[Path] = set()
+    waiting = [entry]
+    while waiting:
+        name = waiting.pop()
+        path = _source(name)
+        if path is None or path in found:
+            continue
+        found.add(path)
+        waiting.append(name.rpartition(".")[0])
+        waiting.extend(_imports(path))
+    return sorted(found)
+
+
+def _imports(path: Path) -> Iterator[str]:
+    """Names that a file imports; of `from a import b` both `a` and `a.b`, which may be a module too."""
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _source(name: str) -> Path | None:
+    """The file of one of this project's modules, None for any other name."""
+    first, *rest = name.split(".")
+    if first != "virtaccel":
+        return None
+    base = ROOT.joinpath(*rest)
+    package, module = base / "__init__.py", base.with_suffix(".py")
+    return package if package.exists() else module if rest and module.exists() else None
