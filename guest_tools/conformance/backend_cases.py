@@ -6,6 +6,7 @@ import os
 import select
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Final, NamedTuple
 
 from virtaccel.device.backend import BackendError, Binding, BufferRequest, Loading, Polled, Rejected, ReleaseRejected
@@ -172,7 +173,8 @@ def _unknown_format(bench: Bench) -> None:
 def _no_program(bench: Bench) -> None:
     sample = bench.sample()
     for junk in (bytes(64), b"\xff" * 200, sample.artifact[: len(sample.artifact) // 2]):
-        refuses("an artifact that is none", lambda junk=junk: bench.load(sample._replace(artifact=junk)), *MISFIT)
+        none = sample._replace(artifact=junk)
+        refuses("an artifact that is none", partial(bench.load, none), *MISFIT)
     gone(bench.backend.unload_program(bench.load(sample)))
 
 
@@ -341,11 +343,11 @@ def _deadline(bench: Bench) -> None:
         _is(outcome.status is Status.DEADLINE_EXPIRED, f"a timeout of 1 ns: {outcome}")
         return
     start = time.monotonic()
-    polled = bench.end(outcome.event)  # type: ignore[union-attr]
+    polled = bench.end(outcome.event)
     expired = Polled(EventState.FAILED, Status.DEADLINE_EXPIRED)
     _is(polled == expired, f"a timeout of 1 ns on a slow program: {polled}")
     _is(time.monotonic() - start < PATIENCE / 2, "an expired event is told late")
-    _is(bench.backend.poll_event(outcome.event) == expired, "a terminal state changed")  # type: ignore[union-attr]
+    _is(bench.backend.poll_event(outcome.event) == expired, "a terminal state changed")
 
 
 # Endings

@@ -7,6 +7,7 @@ with a seed of its own. Findings of the same kind are reported once.
 from __future__ import annotations
 
 import multiprocessing
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -104,11 +105,18 @@ class Run:
         self._hang = hang_seconds
         self._known: set[str] = set()
         self._started = 0
+        self._scratch = ""
         self._base = [0, 0]
         self._corpus = _read_corpus(plan.corpus)
 
     def run(self) -> Outcome:
         """Until a limit is reached or Ctrl-C. Raises Unavailable if no process can begin."""
+        if not self.plan.coverage:
+            return self._run()
+        with tempfile.TemporaryDirectory(prefix="virtaccel-fuzz-") as self._scratch:
+            return self._run()
+
+    def _run(self) -> Outcome:
         plan, start = self.plan, time.monotonic()
         end = None if plan.limits.seconds is None else start + plan.limits.seconds
         processes = [self._start(end) for _ in range(plan.jobs)]
@@ -141,7 +149,11 @@ class Run:
         keep = str(plan.corpus) if plan.corpus is not None else ""
         seed = plan.seed + _SEED_STRIDE * self._started
         self._started += 1
-        return _Process(Order(plan.target, plan.via, seed, limits, self._corpus, keep, plan.coverage))
+        return _Process(Order(plan.target, plan.via, seed, limits, self._corpus, keep, self._folder()))
+
+    def _folder(self) -> str:
+        """A folder of its own for each process that libFuzzer runs in."""
+        return tempfile.mkdtemp(dir=self._scratch) if self._scratch else ""
 
     def _look(self, one: _Process) -> bool:
         """Take in what a process says; whether it has to be replaced."""

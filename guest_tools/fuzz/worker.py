@@ -13,10 +13,10 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.sharedctypes import RawArray
 from pathlib import Path
+from random import Random
 from struct import Struct
 from typing import Any, Final, NamedTuple
 
@@ -26,12 +26,13 @@ from virtaccel.guest_tools.fuzz.targets import make
 
 INPUT_BYTES: Final = 1 << 20
 MEMORY_BYTES: Final = 8 << 30
+FRESH_INPUTS: Final = 64
 _COUNTS: Final = Struct("=QQI")
 SHARED_BYTES: Final = _COUNTS.size + INPUT_BYTES
 
 
 class Order(NamedTuple):
-    """What a process is to do."""
+    """What a process is to do. `scratch` is a folder for libFuzzer to begin with, empty where our own engine runs."""
 
     target: str
     via: str
@@ -39,7 +40,7 @@ class Order(NamedTuple):
     limits: Limits
     corpus: tuple[bytes, ...]
     keep: str
-    coverage: bool
+    scratch: str
 
 
 class Slate:
@@ -74,7 +75,7 @@ def work(order: Order, raw: Any, talk: Connection) -> None:
     try:
         slate = Slate(raw)
         watcher = Watcher(slate.begin, slate.count, lambda found: talk.send(("found", found)), _keeper(order.keep))
-        if order.coverage:
+        if order.scratch:
             _follow_coverage(order, watcher)
             return
         target = make(order.target, order.via)
@@ -101,6 +102,7 @@ def _keeper(folder: str) -> Any:
 
 def _follow_coverage(order: Order, watcher: Watcher) -> None:
     """Let libFuzzer choose the inputs, by the code that they reach. It ends this process itself."""
+    _fall_silent()
     import atheris
 
     with atheris.instrument_imports(include=["virtaccel.device", "virtaccel.virtqueue", "virtaccel.tosa_graph"]):
@@ -125,13 +127,19 @@ def _follow_coverage(order: Order, watcher: Watcher) -> None:
     options = [f"-seed={order.seed & 0x7FFFFFFF or 1}", "-verbosity=0", f"-max_len={1 << 14}", "-print_final_stats=0"]
     if order.limits.seconds is not None:
         options.append(f"-max_total_time={max(1, int(order.limits.seconds))}")
-    atheris.Setup([sys.argv[0], *options, *_folders(order.keep)], one)
+    # libFuzzer adds to the first folder; the other is only there to begin with, and its owner is our parent.
+    random = Random(order.seed)
+    for index, data in enumerate((*order.corpus, *(target.generate(random) for _ in range(FRESH_INPUTS)))):
+        (Path(order.scratch) / str(index)).write_bytes(data)
+    atheris.Setup([sys.argv[0], *options, *([order.keep] if order.keep else []), order.scratch], one)
     atheris.Fuzz()
-    os._exit(0)
 
 
-def _folders(keep: str) -> Sequence[str]:
-    return [keep] if keep else []
+def _fall_silent() -> None:
+    """libFuzzer talks to descriptor 2 directly."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
+    os.close(null)
 
 
 __all__ = ["Found", "Order", "Slate", "work"]

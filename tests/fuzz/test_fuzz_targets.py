@@ -149,6 +149,16 @@ def test_command_line(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_coverage_guided(tmp_path: Path) -> None:
+    """By libFuzzer, which ends its process itself; it is ours that counts and reports."""
+    arguments = ["fuzz", "tosa", "--engine", "atheris", "--seconds", "6", "--json", "--output", str(tmp_path)]
+    run = CliRunner().invoke(main, arguments)
+    assert run.exit_code == 0, run.output
+    content = json.loads(run.output.splitlines()[-1])
+    assert content["engine"] == "atheris"
+    assert content["work"] > 200
+
+
 def test_corpus_is_read_and_added_to(tmp_path: Path) -> None:
     arguments = ["fuzz", "device", "--steps", "300", "--corpus", str(tmp_path), "--json"]
     assert CliRunner().invoke(main, arguments).exit_code == 0
