@@ -45,7 +45,7 @@ _EXTENSION_MEANING: Final[dict[Extension, str]] = {
     Extension.FFT: "FFT2D, RFFT2D",
     Extension.VARIABLE: "VARIABLE, VARIABLE_READ, VARIABLE_WRITE: state in buffers of the mutable-state usage",
     Extension.CONTROLFLOW: "COND_IF, WHILE_LOOP",
-    Extension.DYNAMIC: "tables given at run time; other operands have to be constants, see below",
+    Extension.DYNAMIC: "operands given at run time instead of constants, as far as operators take them: see below",
     Extension.DOUBLEROUND: "RESCALE with rounding mode DOUBLE_ROUND",
     Extension.INEXACTROUND: "RESCALE with rounding mode INEXACT_ROUND, computed as SINGLE_ROUND",
 }
@@ -149,8 +149,8 @@ inspect` the line is shown for each operator. Refused is:
   8K (or what the target words say), operands that have to be constants and are none;
 * a target that is not offered, and an operator, type or rounding mode outside of the target that the program declares;
 * what is "not run" above;
-* shapes, padding and its filler, scales, shifts and zero points given at run time, which EXT-DYNAMIC would allow: they
-  have to be constants here (tables, weights and indices need not be);
+* shapes given at run time, and other operands that have to be constants without EXT-DYNAMIC where the operator wants
+  them constant with it, too: the line then says "is not a constant";
 * floating-point zero points other than 0;
 * more tensors, regions or bytes than the budget of one program, whatever its operators;
 * what OpenVINO does not compile.

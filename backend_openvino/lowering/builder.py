@@ -29,8 +29,8 @@ from virtaccel.tosa_graph.graph import Block, DType, Graph, Op, Operator, Tensor
 BUILT_IN = frozenset({Op.CONST, Op.CONST_SHAPE, Op.IDENTITY, Op.VARIABLE, Op.VARIABLE_READ, Op.VARIABLE_WRITE})
 """Operators without a row."""
 
-_BITS = {DType.FP16: DType.INT16, DType.FP32: DType.INT32}
-"""As what constants go to outputs: the runtime quiets NaNs of FP16 and flushes subnormal constants of FP32."""
+_BITS = {DType.FP16: DType.INT16, DType.BF16: DType.INT16, DType.FP32: DType.INT32}
+"""As what constants go to outputs: the runtime quiets NaNs of FP16 and flushes subnormal constants of the others."""
 
 MAX_REGIONS = 1024
 """Blocks that one graph may unfold to, where regions are called from several places."""
@@ -281,7 +281,7 @@ class Builder:
         for value in values:
             output = self.tosa(value)
             if value.constant is not None and value.dtype in _BITS:
-                output = constant_node(value.constant.view(CARRIER[_BITS[value.dtype]]), _BITS[value.dtype])
+                output = constant_node(_bits(value.constant, value.dtype), _BITS[value.dtype])
             key = _key(output)
             if output.get_node().get_type_name() in ("Parameter", "Constant", "Reshape") or key in seen:
                 # A parameter or constant wired straight to a result is never written, one node wired to two results is
@@ -292,6 +292,13 @@ class Builder:
         if self.steps is not None:
             nodes.append(ops.result(ops.convert(self.steps, ov.Type.i32), name="steps"))
         return nodes
+
+
+def _bits(constant: Array, dtype: DType) -> Array:
+    """The codes of a constant as integers of their width."""
+    if dtype is DType.BF16:  # held as FP32, of which it is the upper half
+        return (constant.view(np.uint32) >> 16).astype(np.uint16).view(np.int16)
+    return constant.view(CARRIER[_BITS[dtype]])
 
 
 def written_variables(graph: Graph) -> tuple[Tensor, ...]:

@@ -36,7 +36,13 @@ _IDENTITY: Final = (
 )
 
 TOSA_IDENTITY: Final = Sample(
-    "TOSA IDENTITY of 16 INT8", TOSA_FORMAT, (1414484801, 1, 1, 0, 0, 3, 1, 0, 0, 0, 0, 0), b64decode(_IDENTITY), UNBOUNDED, 16, 0
+    "TOSA IDENTITY of 16 INT8",
+    TOSA_FORMAT,
+    (1414484801, 1, 1, 0, 0, 3, 1, 0, 0, 0, 0, 0),
+    b64decode(_IDENTITY),
+    UNBOUNDED,
+    16,
+    0,
 )
 REFERENCE_XOR: Final = Sample(
     "XOR of the reference backend", REFERENCE_FORMAT, (0,) * 12, b"VREF\x01\x5a\x01\x01\0\0\0\0", 64, 16, 0x5A

@@ -64,6 +64,21 @@ def test_n2_identity_gives_the_bytes_of_its_input(accelerator: Accelerator, dtyp
     assert run_bytes(accelerator, single(Op.IDENTITY, [spec], spec), [x.tobytes()]) == [x.tobytes()]
 
 
+EVERY_CODE = {DType.FP16: "<u2", DType.BF16: "<u2", DType.FP8E4M3: "u1", DType.FP8E5M2: "u1"}
+
+
+@pytest.mark.parametrize("dtype", EVERY_CODE, ids=lambda dtype: dtype.name)
+def test_n2_every_code_of_the_narrow_types(accelerator: Accelerator, dtype: DType) -> None:
+    kind = np.dtype(EVERY_CODE[dtype])
+    codes = np.arange(256**kind.itemsize, dtype=kind).tobytes()
+    spec = ((256**kind.itemsize,), dtype)
+    assert run_bytes(accelerator, single(Op.IDENTITY, [spec], spec), [codes]) == [codes]
+    writer = GraphWriter()
+    writer.output(writer.tensor("c", *spec, codes))
+    writer.place(Op.CONST, [], ["c"])
+    assert run_bytes(accelerator, writer.to_bytes(), []) == [codes]
+
+
 @EITHER_FLOAT
 def test_n2_identity_beside_a_sum(accelerator: Accelerator, dtype: DType) -> None:
     x = np.array([1.5, -2, 0.25, 1000], FLOATS[dtype])
