@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import graphs
@@ -31,6 +31,7 @@ from virtaccel.backend_openvino.sandbox import Bounds, Sandbox
 from virtaccel.device.backend import BackendError, BackendUnavailable, Loading
 from virtaccel.device.wire import Status
 from virtaccel.tosa_graph.graph import DType, Op
+from virtaccel.tosa_graph.target import ALL_PROFILES, Extension, Target, to_words
 from virtaccel.tosa_graph.write import GraphWriter
 
 MODELS = ["face_detection_short_range", "hand_landmark_lite"]
@@ -314,3 +315,67 @@ def test_a_nursery_is_a_fork_where_no_thread_runs() -> None:
         assert time.monotonic() < until
         time.sleep(0.01)
 
+
+
+class NeverAsked:
+    """Stands for a sandbox that must not be started."""
+
+    def compile(self, *arguments: object) -> object:
+        raise AssertionError("a compiler was started")
+
+
+def tile_bomb() -> bytes:
+    """4 KiB constant, tiled to 2^31 elements, reduced to one."""
+    writer = GraphWriter()
+    x = writer.input("x", (1,), DType.FP32)
+    small = writer.constant(np.ones((1, 1024), np.float32))
+    big = writer.operator(
+        Op.TILE, [small, writer.const_shape((1 << 11, 1 << 10))], ((1 << 11, 1 << 20), DType.FP32)
+    )
+    least = writer.operator(Op.REDUCE_MAX, [big], ((1, 1 << 20), DType.FP32), {"axis": 0, "nan_mode": 1})
+    last = writer.operator(Op.REDUCE_MAX, [least], ((1, 1), DType.FP32), {"axis": 1, "nan_mode": 1})
+    flat = writer.operator(Op.RESHAPE, [last, writer.const_shape((1,))], ((1,), DType.FP32))
+    writer.output(writer.operator(Op.ADD, [x, flat], ((1,), DType.FP32)))
+    return writer.to_bytes()
+
+
+def long_chain(count: int) -> bytes:
+    writer = GraphWriter()
+    y = writer.input("x", (1,), DType.FP32)
+    for _ in range(count):
+        y = writer.operator(Op.ADD, [y, y], ((1,), DType.FP32))
+    writer.output(y)
+    return writer.to_bytes()
+
+
+def many_tensors() -> bytes:
+    """Each below the limit of one tensor, together beyond that of all: 9 times 256 MiB."""
+    writer = GraphWriter()
+    y = x = writer.input("x", (1, 1 << 26), DType.FP32)
+    for _ in range(9):
+        y = writer.operator(Op.ADD, [y, x], ((1, 1 << 26), DType.FP32))
+    writer.output(y)
+    return writer.to_bytes()
+
+
+@pytest.mark.parametrize(
+    ("bomb", "status"),
+    [
+        (tile_bomb, Status.INCOMPATIBLE),
+        (lambda: long_chain(20_000), Status.INVALID_ARGUMENT),
+        (many_tensors, Status.INCOMPATIBLE),
+    ],
+    ids=["tile", "chain", "sum"],
+)
+def test_h2_bombs_are_refused_before_anything_is_compiled(bomb: Callable[[], bytes], status: Status) -> None:
+    words = to_words(Target(ALL_PROFILES, Extension(0)))
+    tosa = bomb()
+    room = EngineRoom(OpenVinoBackend("CPU", Tuning(), NeverAsked()))  # type: ignore[arg-type]
+    outcome = room.backend.load_program(room.context, artifact(tosa, words))
+    assert isinstance(outcome, Loading)
+    while not select.select([room.backend.fileno()], [], [], 30.0)[0]:
+        pass
+    with pytest.raises(BackendError) as caught:
+        room.backend.poll_load(outcome.ticket)
+    assert caught.value.status is status, caught.value
+    room.backend.close()
