@@ -32,6 +32,12 @@ BUILT_IN = frozenset({Op.CONST, Op.CONST_SHAPE, Op.IDENTITY, Op.VARIABLE, Op.VAR
 _BITS = {DType.FP16: DType.INT16, DType.BF16: DType.INT16, DType.FP32: DType.INT32}
 """As what constants go to outputs: the runtime quiets NaNs of FP16 and flushes subnormal constants of the others."""
 
+_MOVES = frozenset({
+    Op.CONCAT, Op.GATHER, Op.PAD, Op.RESHAPE, Op.REVERSE, Op.SCATTER, Op.SLICE, Op.TILE, Op.TRANSPOSE,
+})  # fmt: skip
+"""Operators that only move elements: folding cannot get them wrong, and what is folded may serve as weights."""
+_NO_FOLDING = "DisableConstantFolding_0"
+
 MAX_REGIONS = 1024
 """Blocks that one graph may unfold to, where regions are called from several places."""
 MAX_STEPS = 1 << 17
@@ -40,6 +46,19 @@ MAX_STEPS = 1 << 17
 
 def _key(output: ov.Output) -> tuple[str, int]:
     return output.get_node().get_name(), output.get_index()
+
+
+def _leave_to_kernels(node: ov.Node) -> None:
+    """Keep the runtime from folding a node made of constants, and those before it: what folds is other code than the
+    kernels, which truncates where these round (to BF16) and treats NaN in its own way."""
+    waiting = [node]
+    while waiting:
+        node = waiting.pop()
+        info = node.get_rt_info()
+        if node.get_type_name() == "Constant" or _NO_FOLDING in info:
+            continue
+        info[_NO_FOLDING] = ""
+        waiting += [node.input_value(index).get_node() for index in range(node.get_input_size())]
 
 
 class Builder:
@@ -51,6 +70,7 @@ class Builder:
         self.block = block
         self._bounded = frozenset(bounded)
         self._numbers: set[tuple[str, int]] = set()
+        self._fixed: set[tuple[str, int]] = set()
         self.values: dict[str, Value] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.producers: dict[str, Operator] = {}
@@ -236,6 +256,15 @@ class Builder:
             if value.shape != shape:
                 raise site.refuse(f"gives shape {value.shape} where {name!r} has {shape}")
             self._set(name, value)
+        if folded is None and operator.op not in _MOVES and self._all_fixed(site):
+            for value in results:
+                _leave_to_kernels(value.output.get_node())
+                self._fixed.add(_key(value.output))
+
+    def _all_fixed(self, site: Site) -> bool:
+        """Whether the operator works on nothing but constants and what was made of them."""
+        given = [value for value in site.inputs if value is not None]
+        return all(value.constant is not None or _key(value.output) in self._fixed for value in given)
 
     def stand_in(self, operator: Operator) -> None:
         """Go on after a refusal, as if the operator's results were inputs: only to learn of the other operators."""

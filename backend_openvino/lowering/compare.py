@@ -101,9 +101,12 @@ def _clamp(site: Site) -> tuple[Value, ...]:
         output = ops.minimum(ops.maximum(x, bounds[0]), bounds[1]).output(0)
     elif propagates_nan(site) and not _is_number(site, value):
         output = narrowed(site, _clamped(x, low, high), exact=True)
-    else:
-        # The kernel makes NaN the lower bound, as ignoring does.
+    elif _is_number(site, value):
         output = narrowed(site, ops.clamp(x, low, high).output(0), exact=True)
+    else:
+        # Ignoring makes NaN the lower bound. So does the kernel of Clamp, but not what folds constants.
+        x = ops.select(ops.less(f32(low), x), x, f32(low)).output(0)
+        output = narrowed(site, _clamped(x, -math.inf, high), exact=True)
     return (site.builder.value(output, value.dtype, value.shape, value.layout),)
 
 
@@ -179,7 +182,7 @@ register(
     Record(Op.MINIMUM, _COMPARED, partial(_extreme, is_maximum=False), "Select by Less; INT32 Minimum", True),
     Record(
         Op.CLAMP, types(*FLOATS, DType.INT8, DType.INT16), _clamp,
-        "Select by Less; Clamp where NaN is ignored; integers Maximum and Minimum", True,
+        "Select by Less; Clamp of what is never NaN; integers Maximum and Minimum", True,
     ),
     Record(Op.SELECT, _SELECTED, _select, "Select, or PRelu for x >= 0 ? x : x * slope; INT32 by masks", True),
 )  # fmt: skip

@@ -15,7 +15,7 @@ import openvino as ov
 from openvino import opset15 as ops
 
 from virtaccel.backend_openvino.lowering import integer
-from virtaccel.backend_openvino.lowering.exact import f32
+from virtaccel.backend_openvino.lowering.exact import f32, magnitude
 from virtaccel.backend_openvino.lowering.half import narrowed, widened
 from virtaccel.backend_openvino.lowering.operands import FLOATS, known_integer, operand, types
 from virtaccel.backend_openvino.lowering.registry import Record, Site, Value, register
@@ -62,10 +62,10 @@ def _polynomial(x: ov.Output, coefficients: tuple[float, ...]) -> ov.Output:
 def _erf(x: ov.Output) -> ov.Output:
     """The kernel is 0 below 7e-8 and misses the bound elsewhere, so two polynomials. NaN takes the first."""
     near = ops.multiply(x, _polynomial(ops.multiply(x, x).output(0), _ERF_NEAR))
-    size = ops.clamp(ops.abs(x), 1.0, 4.0)
+    size = ops.clamp(magnitude(x), 1.0, 4.0)
     tail = ops.subtract(f32(1.0), ops.exp(ops.negative(_polynomial(size.output(0), _ERF_FAR))))
     far = ops.select(ops.less(x, f32(0.0)), ops.negative(tail), tail)
-    return ops.select(ops.less_equal(f32(1.0), ops.abs(x)), far, near).output(0)
+    return ops.select(ops.less_equal(f32(1.0), magnitude(x)), far, near).output(0)
 
 
 def _reciprocal(x: ov.Output) -> ov.Output:
@@ -90,7 +90,7 @@ class Unary(NamedTuple):
 
 
 _UNARY: dict[Op, Unary] = {
-    Op.ABS: Unary(_plain(ops.abs), "Abs", True, True),
+    Op.ABS: Unary(magnitude, "Abs", True, True),
     Op.CEIL: Unary(_plain(ops.ceiling), "Ceiling", True, True),
     Op.COS: Unary(_plain(ops.cos), "Cos"),
     Op.ERF: Unary(_erf, "two polynomials and Exp"),

@@ -25,6 +25,16 @@ def i32(value: ArrayLike) -> ov.Output:
     return ops.constant(np.asarray(value, np.int64).astype(np.int32)).output(0)
 
 
+def magnitude(x: ov.Output) -> ov.Output:
+    """Absolute values. Where there is one axis, the runtime takes an Abs for arithmetic on shapes: it pushes it through
+    a Concat that others read too, or drops it behind a constant. With a second axis it lets it be."""
+    shape = x.get_partial_shape()
+    if shape.rank.get_length() != 1:
+        return ops.abs(x).output(0)
+    column = ops.reshape(x, np.array([-1, 1], np.int64), special_zero=False)
+    return ops.reshape(ops.abs(column), np.array([-1], np.int64), special_zero=False).output(0)
+
+
 def as_i32(x: ov.Output) -> ov.Output:
     """Integers or booleans as INT32."""
     return ops.convert(x, ov.Type.i32).output(0)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import openvino as ov
 from openvino import opset15 as ops
 
-from virtaccel.backend_openvino.lowering.exact import f32
+from virtaccel.backend_openvino.lowering.exact import f32, magnitude
 from virtaccel.backend_openvino.lowering.numbers import ELEMENT_TYPES
 from virtaccel.backend_openvino.lowering.operands import FP8
 from virtaccel.backend_openvino.lowering.registry import Site
@@ -62,14 +62,14 @@ def rounded(x: ov.Output, dtype: DType) -> ov.Output:
     even. Logarithm and exponential need not be exact: next to a power of two both binades round alike.
     """
     form = _FORMATS[dtype]
-    size = ops.clamp(ops.abs(x), form.smallest_normal, form.largest)
+    size = ops.clamp(magnitude(x), form.smallest_normal, form.largest)
     exponent = ops.floor(ops.multiply(ops.log(size), f32(1 / math.log(2))))
     scale = ops.exp(ops.add(ops.multiply(exponent, f32(math.log(2))), f32(math.log(1.5 * 2**form.guard_bits))))
     spread = ops.multiply(scale, f32(4097.0))
     bias = ops.subtract(spread, ops.subtract(spread, scale))  # the 12 leading bits of scale: exactly 1.5 * 2^k
     kept = ops.subtract(ops.add(x, bias), bias)
     kept = ops.select(ops.equal(kept, f32(0.0)), ops.multiply(x, f32(0.0)), kept)  # zero keeps the sign of x
-    overflows = ops.less_equal(f32(form.overflow), ops.abs(x))
+    overflows = ops.less_equal(f32(form.overflow), magnitude(x))
     result = ops.select(overflows, ops.multiply(x, f32(form.above)), kept)
     if dtype not in FP8:
         return result.output(0)

@@ -20,6 +20,7 @@ from virtaccel.backend_openvino.lowering.exact import (
     equal_i32,
     i32,
     low_bits,
+    magnitude,
     mask,
     nonzero,
     product,
@@ -68,7 +69,7 @@ def _product(site: Site, a: ov.Output, b: ov.Output, dtype: DType) -> ov.Output:
 
 def absolute(site: Site) -> tuple[Value, ...]:
     value = operand(site, 0)
-    return (site.builder.value(ops.abs(value.output), value.dtype, value.shape, value.layout),)
+    return (site.builder.value(magnitude(value.output), value.dtype, value.shape, value.layout),)
 
 
 def negate(site: Site) -> tuple[Value, ...]:
