@@ -42,8 +42,8 @@ def open_backend(device: str | None = None) -> Backend:
     """A fresh instance on the named device or class (CPU, GPU, GPU.1, NPU), None for the first that computes in FP32.
 
     VIRTACCEL_THREADS bounds the inference threads, VIRTACCEL_HINT=throughput prefers throughput over latency,
-    VIRTACCEL_COMPILE=sandbox compiles programs for the CPU in processes of their own (sandbox.py). Raises
-    BackendUnavailable.
+    VIRTACCEL_COMPILE=sandbox compiles programs for the CPU in processes of their own (sandbox.py);
+    VIRTACCEL_MODEL_CACHE names a folder where compiled models are kept (store.py). Raises BackendUnavailable.
     """
     try:
         preload()
@@ -55,6 +55,7 @@ def open_backend(device: str | None = None) -> Backend:
     from virtaccel.backend_openvino import sandbox
     from virtaccel.backend_openvino.backend import OpenVinoBackend
     from virtaccel.backend_openvino.compile import Tuning, choose
+    from virtaccel.backend_openvino.store import Store
 
     threads = os.environ.get("VIRTACCEL_THREADS", "0")
     if not threads.isdecimal():
@@ -63,7 +64,11 @@ def open_backend(device: str | None = None) -> Backend:
     wanted = os.environ.get("VIRTACCEL_COMPILE", "here")
     if wanted not in ("here", "sandbox"):
         raise BackendUnavailable(f"VIRTACCEL_COMPILE is {wanted!r}, neither 'here' nor 'sandbox'")
+    try:
+        store = Store.from_environment(os.environ)
+    except (ValueError, OSError) as error:
+        raise BackendUnavailable(f"no models can be kept: {error}") from error
     # Before a device is opened, which starts threads: where there are none yet the sandbox's nursery is a mere fork.
     elsewhere = sandbox.sandbox() if wanted == "sandbox" else None
     chosen = choose(device)
-    return OpenVinoBackend(chosen, tuning, elsewhere if chosen == sandbox.DEVICE else None)
+    return OpenVinoBackend(chosen, tuning, elsewhere if chosen == sandbox.DEVICE else None, store)

@@ -21,6 +21,7 @@ from virtaccel.backend_openvino.buffers import Arena, Buffer, read, write
 from virtaccel.backend_openvino.execution import MAX_STOPPING, PENDING, Event, Executor, quiesce
 from virtaccel.backend_openvino.loader import Job, Loader
 from virtaccel.backend_openvino.programs import Host, Program, Source, Verdict
+from virtaccel.backend_openvino.store import Store
 from virtaccel.device.backend import (
     RELEASED,
     Accepted,
@@ -103,9 +104,15 @@ def _as(handle: Handle, kind: type[T]) -> T:
 class OpenVinoBackend:
     """One OpenVINO device, opened for one device instance."""
 
-    def __init__(self, device: str, tuning: runtime.Tuning, elsewhere: programs.Elsewhere | None = None) -> None:
+    def __init__(
+        self,
+        device: str,
+        tuning: runtime.Tuning,
+        elsewhere: programs.Elsewhere | None = None,
+        store: Store | None = None,
+    ) -> None:
         self.device = device
-        self.host = Host(device, tuning, programs.offered(device), elsewhere)
+        self.host = Host(device, tuning, programs.offered(device), elsewhere, store)
         self._info = DeviceInfo(
             uuid=runtime.identity(device),
             accelerator_class=runtime.CLASSES.get(device.split(".")[0], AcceleratorClass.OTHER),

@@ -28,6 +28,7 @@ from virtaccel.backend_openvino.loader import Job
 from virtaccel.backend_openvino.lowering.builder import BUILT_IN, Builder, has_loops, lower, written_variables
 from virtaccel.backend_openvino.lowering.ranges import FLOATS, bounded
 from virtaccel.backend_openvino.lowering.registry import RECORDS, Refused
+from virtaccel.backend_openvino.store import Store
 from virtaccel.device.backend import BackendError, Binding
 from virtaccel.device.wire import Access, Status
 from virtaccel.tosa_graph.elements import pack
@@ -95,6 +96,7 @@ class Host:
     tuning: runtime.Tuning
     offered: Target
     elsewhere: Elsewhere | None = field(default=None, compare=False, repr=False)
+    store: Store | None = field(default=None, compare=False, repr=False)
 
 
 _OFFERED = ALL_EXTENSIONS & ~(Extension.FP8E4M3 | Extension.FP8E5M2)
@@ -131,8 +133,11 @@ def admit(payload: bytes, target_words: tuple[int, ...], host: Host) -> tuple[Gr
 class Source:
     """One artifact on one device. Safe to use from several threads."""
 
-    def __init__(self, graph: Graph, target: Target, host: Host, payload: bytes, target_words: tuple[int, ...]) -> None:
+    def __init__(
+        self, graph: Graph, target: Target, host: Host, payload: bytes, target_words: tuple[int, ...], key: bytes
+    ) -> None:
         self.graph = graph
+        self._key = key
         self.host = host
         self.target = target
         self._artifact = (payload, target_words) if host.elsewhere is not None else None
@@ -165,10 +170,7 @@ class Source:
         if found is not None:
             return found
         graph = concrete(self.graph, self.target, variant)
-        if self.host.elsewhere is None or self._artifact is None:
-            compiled, limit = compile_here(graph, variant.within, self.host)
-        else:
-            compiled, limit = self.host.elsewhere.compile(*self._artifact, variant, self.host)
+        compiled, limit = self._compiled(graph, variant)
         slots = _slots(graph, compiled)
         guards = _guards(slots[: len(graph.inputs)], limit) if limit is not None else ()
         steps = len(compiled.outputs) - 1 if has_loops(graph) else None
@@ -178,6 +180,24 @@ class Source:
             while len(self._variants) > MAX_VARIANTS:
                 self._variants.popitem(last=False)
         return executable
+
+
+    def _compiled(self, graph: Graph, variant: Variant) -> Compiled:
+        """The variant's model, from the store if one is kept and has it. Raises BackendError."""
+        host = self.host
+        store = host.store
+        path = store.path(self._key, repr(variant), host.device, host.tuning) if store is not None else None
+        if store is not None and path is not None:
+            kept = store.load(path, host.device, host.tuning)
+            if kept is not None:
+                return Compiled(*kept)
+        if host.elsewhere is None or self._artifact is None:
+            made = compile_here(graph, variant.within, host)
+        else:
+            made = host.elsewhere.compile(*self._artifact, variant, host)
+        if store is not None and path is not None:
+            store.save(path, *made)
+        return made
 
 
 def concrete(graph: Graph, target: Target, variant: Variant) -> Graph:
@@ -253,7 +273,7 @@ def load(payload: bytes, target_words: tuple[int, ...], host: Host, key: bytes) 
     known = shared(key)
     if known is not None:
         return known
-    source = Source(*admit(payload, target_words, host), host, payload, target_words)
+    source = Source(*admit(payload, target_words, host), host, payload, target_words, key)
     if source.dynamic:
         _refuse_unknown_operators(source.graph)
     else:
