@@ -276,7 +276,7 @@ def _emit(writer: RegionWriter, op: Op, random: Random) -> None:
 def _perhaps(values: list[int], random: Random) -> list[int]:
     """Now and then one value that nobody should ask for."""
     if values and random.random() < 0.1:
-        values[random.randrange(len(values))] = random.choice(EDGES)
+        values[random.randrange(len(values))] = random.choice(EDGES) if random.random() < 0.6 else 0
     return values
 
 
