@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 PAGE = mmap.PAGESIZE
 MAX_ALIGNMENT = 1 << 30
+MAX_BUFFERS = 1 << 14
+"""Mappings of one arena. Each takes three of the 65530 that the kernel grants a process unless told otherwise, and a
+process that has none left cannot even allocate memory."""
 _PROT_NONE, _MAP_SHARED, _MAP_PRIVATE, _MAP_FIXED, _MAP_ANONYMOUS, _MAP_NORESERVE = 0, 1, 2, 0x10, 0x20, 0x4000
 _MADV_REMOVE = 9
 _MAP_FAILED = ctypes.c_void_p(-1).value
@@ -50,7 +53,8 @@ def _map(address: int | None, length: int, protection: int, flags: int, descript
     return int(found)
 
 
-def _unmap(reserved: int, reserved_bytes: int, address: int, mapped_bytes: int) -> None:
+def _unmap(reserved: int, reserved_bytes: int, address: int, mapped_bytes: int, live: list[int]) -> None:
+    live[0] -= 1
     _libc.madvise(address, mapped_bytes, _MADV_REMOVE)
     _libc.munmap(reserved, reserved_bytes)
 
@@ -62,10 +66,13 @@ class Arena:
         self.descriptor = os.memfd_create("virtaccel-buffers", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)  # another process may have it mapped
         self._end = self._size = 0
+        self._live = [0]
 
     def allocate(self, length: int, alignment: int) -> tuple[Bytes, int]:
         """Zeroed bytes, whole pages, at an address of the given alignment (a power of two), and their offset in the
-        memfd. Raises OUT_OF_MEMORY."""
+        memfd. Raises OUT_OF_MEMORY, RESOURCE_LIMIT."""
+        if self._live[0] >= MAX_BUFFERS:
+            raise BackendError(Status.RESOURCE_LIMIT, f"{MAX_BUFFERS} buffers are mapped")
         mapped_bytes = _round_up(length, PAGE)
         step = max(alignment, PAGE)
         reserved_bytes = mapped_bytes + step + PAGE
@@ -81,7 +88,8 @@ class Arena:
             raise
         raw = (ctypes.c_uint8 * mapped_bytes).from_address(address)
         # The process's end unmaps by itself; doing it then would race with native work that still runs.
-        weakref.finalize(raw, _unmap, reserved, reserved_bytes, address, mapped_bytes).atexit = False
+        weakref.finalize(raw, _unmap, reserved, reserved_bytes, address, mapped_bytes, self._live).atexit = False
+        self._live[0] += 1
         offset, self._end = self._end, self._end + mapped_bytes
         return np.ctypeslib.as_array(raw), offset
 

@@ -105,6 +105,21 @@ def until(condition: object, seconds: float = 30) -> bool:
     return True
 
 
+def test_buffers_are_bounded_by_what_a_process_may_map(
+    backend: OpenVinoBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from virtaccel.backend_openvino import buffers
+
+    context = backend.create_context()
+    monkeypatch.setattr(buffers, "MAX_BUFFERS", backend._arena._live[0] + 2)
+    made = [backend.allocate_buffer(context, BufferRequest(64, 64, 3, 31)).handle for _ in range(2)]
+    with pytest.raises(BackendError) as caught:
+        backend.allocate_buffer(context, BufferRequest(64, 64, 3, 31))
+    assert caught.value.status is Status.RESOURCE_LIMIT
+    assert backend.free_buffer(made.pop()) is RELEASED
+    backend.allocate_buffer(context, BufferRequest(64, 64, 3, 31))
+
+
 # ---- devices
 
 
