@@ -20,9 +20,9 @@ from virtaccel.backend_openvino.lowering.ranges import bounded
 from virtaccel.guest_tools.accelerator import parse, read_model
 from virtaccel.guest_tools.artifact import target_words
 from virtaccel.guest_tools.bench.measure import clock, median_ratio, timing, undisturbed
-from virtaccel.guest_tools.bench.model import Opened, open_device
 from virtaccel.guest_tools.bench.programs import with_stamp
 from virtaccel.guest_tools.bench.report import Figure, Report, Row
+from virtaccel.guest_tools.compiled import Opened, open_device
 from virtaccel.tosa_graph.graph import Graph
 
 FIRST, AGAIN, ALONE, TRANSFER = "first load", "second load", "compile alone", "transfer of the artifact"

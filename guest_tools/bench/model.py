@@ -11,54 +11,23 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import openvino as ov
 
 from virtaccel.backend_openvino import compile as runtime
-from virtaccel.backend_openvino import programs as sources
-from virtaccel.backend_openvino.backend import OpenVinoBackend
-from virtaccel.guest_tools.accelerator import Accelerator, parse, read_model
-from virtaccel.guest_tools.artifact import target_words
+from virtaccel.guest_tools.accelerator import read_model
 from virtaccel.guest_tools.bench.measure import Work, alternate, median_ratio, timing
 from virtaccel.guest_tools.bench.programs import run
 from virtaccel.guest_tools.bench.report import Figure, Report, Row
 from virtaccel.guest_tools.bench.tflite import original
-from virtaccel.guest_tools.errors import InputError, Unavailable
+from virtaccel.guest_tools.compiled import Opened, compiled, open_device
+from virtaccel.guest_tools.errors import InputError
 from virtaccel.guest_tools.program import Array, Invocation, Pending, Program
-from virtaccel.guest_tools.session import Session
-from virtaccel.guest_tools.transport.in_process import InProcessTransport, find_backend
 
 IN_FLIGHT = 4
 DIRECT, FETCHED = "direct", "tflite"
 DEVICE, OPENVINO, READER = "device", "OpenVINO", "TFLite reader"
-
-
-class Opened(NamedTuple):
-    """A device in this process, with the backend behind it in sight."""
-
-    accelerator: Accelerator
-    backend: OpenVinoBackend
-
-
-def open_device(device: str | None) -> Opened:
-    """On OpenVINO. Raises Unavailable."""
-    opener = find_backend("openvino")
-    transport = InProcessTransport(lambda: opener(device))
-    backend = transport.device.backend
-    if not isinstance(backend, OpenVinoBackend):
-        raise Unavailable("the backend called openvino is another one")
-    return Opened(Accelerator(Session(transport)), backend)
-
-
-def compiled(opened: Opened, data: bytes, name: str) -> ov.CompiledModel:
-    """The model that the device runs for these bytes: the very one, if a program of it is loaded."""
-    words, host = target_words(parse(data, name)), opened.backend.host
-    source = sources.load(data, words, host, sources.digest(data, words, host))
-    if source.dynamic:
-        raise InputError(f"{name} has inputs of unknown size")
-    return source.compile(sources.Variant(source.declared(), True)).model
 
 
 def inputs_for(program: Program) -> list[Array]:

@@ -175,15 +175,44 @@ def _report(facts: dict[str, Any], found: list[Row]) -> None:
         console.print("Sizes of -1 are those of a call; a size that the model cannot take fails that call alone.")
 
 
+def _compiled(data: bytes, name: str, device: str | None, as_json: bool) -> None:
+    """The runtime's own graph of the model."""
+    from virtaccel.guest_tools import compiled as runtime
+
+    opened = runtime.open_device(device)
+    with opened.accelerator as accelerator:
+        accelerator.load(data, name)  # refused as a program is
+        found = runtime.nodes(runtime.compiled(opened, data, name))
+    if as_json:
+        click.echo(json.dumps({"model": name, "device": opened.backend.device, "nodes": [n._asdict() for n in found]}))
+        return
+    console = terminal()
+    table = Table(box=None, pad_edge=False)
+    for heading in ("node", "primitive", "precision", "layout", "shape", "does the work of"):
+        table.add_column(heading, overflow="fold")
+    for node in found:
+        kind, primitive, precision, layout, shape, fused = node
+        table.add_row(kind, primitive, precision, layout, str(list(shape)), ", ".join(fused))
+    console.print(table)
+    counted = ", ".join(f"{times} {kind} ({primitive})" for kind, primitive, times in runtime.by_kind(found))
+    console.print(f"\n{len(found)} nodes: {counted}", markup=False)
+
+
 @click.command()
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option("--shapes", is_flag=True, help="A line for each set of shapes, not only for each set of types.")
 @click.option("--offline", is_flag=True, help="Only read the file; ask no device.")
+@click.option("--compiled", is_flag=True, help="What the runtime made of it, node by node, on a device in process.")
 @device_options
 @json_option
-def inspect(model: Path, shapes: bool, offline: bool, via: str, device: str | None, as_json: bool) -> None:
+def inspect(
+    model: Path, shapes: bool, offline: bool, compiled: bool, via: str, device: str | None, as_json: bool
+) -> None:
     """What is in MODEL (a .tosa file), and what a device says of each operator."""
     data, name = read_model(model)
+    if compiled:
+        _compiled(data, name, device, as_json)
+        return
     graph = parse(data, name)
     facts = describe(graph, name, len(data))
     verdict: str | None = None

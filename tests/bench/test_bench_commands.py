@@ -115,3 +115,14 @@ def test_an_original_comes_out_of_the_cached_package(tmp_path: Path) -> None:
     assert not (tmp_path / "code.py").exists()
     with pytest.raises(Unavailable, match=r"no other\.tflite"):
         tflite.original("other", tmp_path)
+
+
+def test_inspect_compiled_lists_what_the_runtime_runs(small: Path) -> None:
+    result = CliRunner().invoke(main, ["inspect", str(small), "--compiled", "--json"], catch_exceptions=False)
+    nodes = json.loads(result.stdout)["nodes"]
+    [convolution] = [node for node in nodes if node["kind"] == "Convolution"]
+    assert convolution["shape"] == [1, 4, 16, 16]
+    assert convolution["precision"] == "f32"
+    assert not [node for node in nodes if node["kind"] == "Transpose"]
+    table = CliRunner().invoke(main, ["inspect", str(small), "--compiled"], catch_exceptions=False)
+    assert "1 Convolution" in table.output
