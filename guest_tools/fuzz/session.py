@@ -124,7 +124,8 @@ class SessionTarget:
         return len(data) // RECORD
 
     def close(self) -> None:
-        return None
+        if self._remote is not None:
+            self._remote.close()
 
 
 def load_body(context: int, kind: Kind) -> bytes:

@@ -154,6 +154,9 @@ class RemoteBench:
     def reset(self) -> None:
         self._transport.reset()
 
+    def close(self) -> None:
+        self._transport.close()
+
     @staticmethod
     def kinds() -> tuple[Kind, ...]:
         """Programs to try, one of which most devices take."""

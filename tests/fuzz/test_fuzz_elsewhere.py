@@ -1,0 +1,61 @@
+"""The fuzzers and the protocol suite against a daemon behind a real socket, as they may be pointed at anybody's."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from daemons import Daemon
+
+from virtaccel.guest_tools.cli import main
+
+BACKENDS = ("reference", "openvino")
+
+
+@pytest.fixture(scope="module", params=BACKENDS)
+def daemon(request: pytest.FixtureRequest) -> Iterator[Daemon]:
+    folder = Path(tempfile.mkdtemp(prefix="virtaccel-test-"))  # short: a Unix socket lives in it
+    running = Daemon(folder, backend=request.param)
+    yield running
+    running.stop()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.mark.parametrize(("target", "least"), [("session", 200), ("vhost", 400)])
+def test_a_socket_is_fuzzed(daemon: Daemon, target: str, least: int, tmp_path: Path) -> None:
+    before = daemon.fds()
+    arguments = [
+        "--via",
+        f"vhost-user:{daemon.path}",
+        "--seconds",
+        "4",
+        "--seed",
+        "9",
+        "--json",
+        "--output",
+        str(tmp_path),
+    ]
+    run = CliRunner().invoke(main, ["fuzz", target, *arguments])
+    assert run.exit_code == 0, run.output
+    content = json.loads(run.output.splitlines()[-1])
+    assert content["work"] > least
+    assert daemon.process.poll() is None
+    assert daemon.fds() == before
+
+
+def test_protocol_cases_through_a_socket(daemon: Daemon) -> None:
+    run = CliRunner().invoke(main, ["conformance", "protocol", "--via", f"vhost-user:{daemon.path}", "--json"])
+    assert run.exit_code == 0, run.output
+    assert json.loads(run.output)["counts"]["not shown"] == 1
+
+
+def test_an_answer_that_never_comes_is_a_finding(tmp_path: Path) -> None:
+    """A back end that is no longer there: said in one line, not a traceback."""
+    run = CliRunner().invoke(main, ["fuzz", "session", "--via", f"vhost-user:{tmp_path}/none", "--seconds", "1"])
+    assert run.exit_code == 2
+    assert "is vhost-user-accel running there?" in run.output
