@@ -37,7 +37,7 @@ _KEPT: Final = "reference"
 _BITS: Final = {DType.BF16: np.dtype("V2"), DType.FP8E4M3: np.dtype("V1"), DType.FP8E5M2: np.dtype(np.uint8)}
 """How the tools write types in .npy files that numpy has not; INT4 is int8 there, INT48 int64."""
 
-_DESCRIPTIONS: Final = {DType.BF16: "<V2", DType.FP8E4M3: "<V1", DType.FP8E5M2: "<f1"}
+_DESCRIPTIONS: Final = {DType.BF16: "<V2", DType.FP8E4M3: "<V1"}
 """What such files say of their type, with a byte order that numpy itself would not write."""
 
 _TYPE_CODES: Final = {
