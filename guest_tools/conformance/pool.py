@@ -27,7 +27,7 @@ from virtaccel.guest_tools.conformance.tools import Generator, ToolFailed, Tools
 
 THREADS: Final = "VIRTACCEL_THREADS"
 _START_SECONDS: Final = 120.0
-_LAST_LINES: Final = 6
+_LINES: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,9 @@ def _death(worker: _Worker) -> str:
         lines = [line.strip() for line in worker.log.read_text(errors="replace").splitlines() if line.strip()]
     except OSError:
         lines = []
-    return "; ".join([f"the process ended with {name}", *lines[-_LAST_LINES:]])
+    fatal = next((place for place, line in enumerate(lines) if line.startswith("Fatal Python error")), None)
+    told = lines[-_LINES:] if fatal is None else lines[fatal : fatal + _LINES]  # the innermost frames come first
+    return "; ".join([f"the process ended with {name}", *told])
 
 
 def _end(worker: _Worker) -> None:
