@@ -155,15 +155,24 @@ class Nursery:
         """End it and every child of it."""
         self._control.close()
         if isinstance(self._process, int):
-            with contextlib.suppress(ProcessLookupError, ChildProcessError):
-                os.kill(self._process, signal.SIGKILL)
-                os.waitpid(self._process, 0)
+            _end_fork(self._process)
             return
         try:
             self._process.wait(1.0)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+
+def _end_fork(process: int) -> None:
+    """Kill and bury a child of this process. One that is confined may kill nobody; the child then ends by itself, since
+    nobody can ask it any more."""
+    with contextlib.suppress(OSError):
+        os.kill(process, signal.SIGKILL)
+    until = time.monotonic() + 1.0
+    with contextlib.suppress(ChildProcessError):
+        while not os.waitpid(process, os.WNOHANG)[0] and time.monotonic() < until:
+            time.sleep(0.001)
 
 
 # ---- the nursery itself
