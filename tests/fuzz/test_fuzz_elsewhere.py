@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from daemons import Daemon
+from daemons import Daemon, wait_until
 
 from virtaccel.guest_tools.cli import main
 
@@ -26,14 +26,14 @@ def daemon(request: pytest.FixtureRequest) -> Iterator[Daemon]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.mark.parametrize(("target", "least"), [("session", 200), ("vhost", 400)])
+@pytest.mark.parametrize(("target", "least"), [("session", 300), ("vhost", 600)])
 def test_a_socket_is_fuzzed(daemon: Daemon, target: str, least: int, tmp_path: Path) -> None:
     before = daemon.fds()
     arguments = [
         "--via",
         f"vhost-user:{daemon.path}",
-        "--seconds",
-        "4",
+        "--steps",
+        str(least),
         "--seed",
         "9",
         "--json",
@@ -43,9 +43,10 @@ def test_a_socket_is_fuzzed(daemon: Daemon, target: str, least: int, tmp_path: P
     run = CliRunner().invoke(main, ["fuzz", target, *arguments])
     assert run.exit_code == 0, run.output
     content = json.loads(run.output.splitlines()[-1])
-    assert content["work"] > least
+    assert content["work"] >= least
     assert daemon.process.poll() is None
-    assert daemon.fds() == before
+    # The front end's end is noticed a little later than it is.
+    wait_until(lambda: daemon.fds() == before, f"descriptors are {before} again", daemon)
 
 
 def test_protocol_cases_through_a_socket(daemon: Daemon) -> None:
