@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from openvino import opset15 as ops
 
 from virtaccel.backend_openvino.lowering.registry import Array, Site
-from virtaccel.tosa_graph.elements import CARRIER, pack
+from virtaccel.tosa_graph.elements import CARRIER, pack, unpack
 from virtaccel.tosa_graph.graph import DType, Op, packed_bytes
 
 ELEMENT_TYPES: dict[DType, ov.Type] = {
@@ -94,11 +94,14 @@ _WIDER: dict[DType, int] = {DType.INT4: 4, DType.INT8: 8, DType.INT16: 16, DType
 
 
 def _fold_cast(site: Site, array: Array) -> Array | None:
-    """Only casts that lose nothing: any float to FP32, an integer to a wider one."""
+    """Casts that take no room: an integer to a wider one, floating point to any other."""
     source, target = site.inputs[0].dtype if site.inputs[0] else DType.UNKNOWN, site.out_dtypes[0]
     widens = target in _WIDER and source in _WIDER and _WIDER[target] >= _WIDER[source]
     if widens or (source in _FLOATS and target is DType.FP32):
         return array.astype(CARRIER[target])
+    if source in _FLOATS and target in _FLOATS:
+        with np.errstate(over="ignore", invalid="ignore"):
+            return unpack(pack(array, target), target, array.shape)
     return None
 
 
