@@ -80,7 +80,7 @@ class Executable:
         self.steps = steps
         self.guards = tuple(guards)
         self.brief = True
-        """Whether the latest run waited for ended within a short look; if not, looking takes processors from the work."""
+        """Whether the latest run waited for ended within a short look; if not, looking takes processors from it."""
 
 
 class Range(NamedTuple):

@@ -16,6 +16,7 @@ import numpy as np
 import openvino as ov
 from openvino import opset15 as ops
 
+from virtaccel.backend_openvino.lowering.elementwise import linear, unfenced
 from virtaccel.backend_openvino.lowering.exact import (
     blend_i32,
     equal_i32,
@@ -127,12 +128,29 @@ def _select(site: Site) -> tuple[Value, ...]:
     (c, a, b), layout = site.builder.align(condition, on_true, on_false)
     slope = _prelu_slope(c, a, b) if on_true.shape == site.out_shapes[0] else None
     if slope is not None:
-        node = ops.prelu(a, slope).output(0)
+        node = _prelu(a, slope, site.builder.may_be_nan(on_true))
     elif on_true.dtype is DType.INT32:
         node = blend_i32(c, a, b)
     else:
         node = ops.select(c, a, b).output(0)
     return (site.builder.value(node, on_true.dtype, site.out_shapes[0], layout),)
+
+
+def _prelu(x: ov.Output, slope: ov.Output, may_be_nan: bool) -> ov.Output:
+    """x >= 0 ? x : x * slope.
+
+    PRelu becomes part of the convolution or sum before it, which with a slope for each channel makes that up to four
+    times slower (a single slope is no trouble). For numbers there are forms that stay apart, as one cheap pass over
+    memory that is still in the cache: where no slope is above 1, the larger of x and x * slope; else the sum of the two
+    halves, one of which is 0. Both are exact but for the sign of a zero.
+    """
+    slopes = _array(slope)
+    if may_be_nan or slopes is None or np.all(slopes == slopes.flat[0]):
+        return ops.prelu(x, slope).output(0)
+    if np.all(slopes <= 1):
+        return ops.maximum(x, linear(ops.multiply, x, slope)).output(0)
+    zero = f32(0.0)
+    return ops.add(ops.maximum(x, zero), ops.multiply(ops.minimum(x, zero), slope)).output(0)
 
 
 def _source(output: ov.Output, index: int) -> ov.Output:
@@ -151,15 +169,15 @@ def _array(output: ov.Output) -> Array | None:
 def _prelu_slope(condition: ov.Output, on_true: ov.Output, on_false: ov.Output) -> ov.Output | None:
     """The slope if x >= 0 ? x : x * slope is being selected in FP32, for a finite constant slope; else None.
 
-    PRelu is one node that fuses with the convolution before it. It gives what the three operators give, NaN included;
-    at 0 only the sign may differ, and infinite slopes are left alone.
+    PRelu gives what the three operators give, NaN included; at 0 only the sign may differ, and infinite slopes are left
+    alone.
     """
     if _kind(condition) != "LessEqual" or _kind(on_false) != "Multiply" or on_true.get_element_type() != ov.Type.f32:
         return None
     zero = _array(_source(condition, 0))
     if zero is None or np.any(zero != 0) or _source(condition, 1) != on_true:
         return None
-    factors = [_source(on_false, 0), _source(on_false, 1)]
+    factors = [unfenced(_source(on_false, 0)), unfenced(_source(on_false, 1))]
     if factors[1] == on_true:
         factors.reverse()
     slope = _array(factors[1])

@@ -151,6 +151,16 @@ def _fenced(a: ov.Output, b: ov.Output) -> ov.Output:
     return ops.prelu(a, f32([1.0])).output(0)
 
 
+def unfenced(x: ov.Output) -> ov.Output:
+    """The value inside a fence; `x` itself where there is none."""
+    node = x.get_node()
+    if node.get_type_name() != "PRelu":
+        return x
+    slope = node.input_value(1).get_node()
+    fence = isinstance(slope, ov.op.Constant) and np.array_equal(slope.data, [1.0])
+    return node.input_value(0) if fence else x
+
+
 def linear(node: Callable[[ov.Output, ov.Output], ov.Node], a: ov.Output, b: ov.Output) -> ov.Output:
     """Sum, difference or product of FP32 nodes that broadcast, rounded as one operation."""
     return node(_fenced(a, b), _fenced(b, a)).output(0)

@@ -63,18 +63,31 @@ class Bounds:
     tensors: frozenset[str]
 
 
+class _Known(NamedTuple):
+    """What holds for any limit: values of constants, their intervals, and sums of weights by tensor."""
+
+    constants: dict[str, NDArray[Any]]
+    intervals: dict[str, Interval]
+    sums: dict[str, tuple[Reals, Reals]]
+
+
 class _Walk(NamedTuple):
-    """What is known so far: intervals of tensors, and the values of constants."""
+    """What is known so far: intervals of tensors, and what is known anyway."""
 
     block: Block
     intervals: dict[str, Interval]
-    constants: dict[str, NDArray[Any]]
+    known: _Known
+
+    @property
+    def constants(self) -> dict[str, NDArray[Any]]:
+        return self.known.constants
 
     def of(self, operator: Operator, index: int) -> Interval | None:
         name = operator.inputs[index] if index < len(operator.inputs) else ""
-        if name not in self.intervals and name in self.constants:
-            self.intervals[name] = _of_constant(self.constants[name])
-        return self.intervals.get(name)
+        found = self.intervals.get(name) or self.known.intervals.get(name)
+        if found is None and name in self.constants:
+            found = self.known.intervals[name] = _of_constant(self.constants[name])
+        return found
 
     def shape(self, operator: Operator, index: int) -> tuple[int, ...]:
         return self.block.tensors[operator.inputs[index]].shape
@@ -107,11 +120,14 @@ def _of_constant(array: NDArray[Any]) -> Interval:
 # ---- rules
 
 
-def _parts(weights: NDArray[Any], axes: tuple[int, ...]) -> tuple[Reals, Reals]:
-    """Sums of the positive and of the negative weights over `axes`."""
-    wide = weights.astype(np.float32, copy=False)
-    positive = np.maximum(wide, 0).sum(axis=axes)
-    return positive, wide.sum(axis=axes) - positive
+def _parts(walk: _Walk, name: str, weights: NDArray[Any], axes: tuple[int, ...]) -> tuple[Reals, Reals]:
+    """Sums of the positive and of the negative weights over `axes`; `name` is whose weights they are."""
+    found = walk.known.sums.get(name)
+    if found is None:
+        wide = weights.astype(np.float32, copy=False)
+        positive = np.maximum(wide, 0).sum(axis=axes)
+        found = walk.known.sums[name] = positive, wide.sum(axis=axes) - positive
+    return found
 
 
 def _convolution(walk: _Walk, operator: Operator) -> Interval | None:
@@ -123,7 +139,7 @@ def _convolution(walk: _Walk, operator: Operator) -> Interval | None:
     window = tuple(range(1, weights.ndim - 1))
     # Padding brings in zeros.
     value = _hull(value, _scalar(0, 0)).for_axis(weights.shape[-1])
-    return _summed(value, *_parts(weights, window), bias)
+    return _summed(value, *_parts(walk, operator.outputs[0], weights, window), bias)
 
 
 def _summed(value: Interval, positive: Reals, negative: Reals, bias: Interval) -> Interval | None:
@@ -142,7 +158,7 @@ def _depthwise(walk: _Walk, operator: Operator) -> Interval | None:
     if value is None or bias is None or weights is None:
         return None
     channels, multiplier = weights.shape[2:]
-    positive, negative = _parts(weights.reshape(-1, channels * multiplier), (0,))
+    positive, negative = _parts(walk, operator.outputs[0], weights.reshape(-1, channels * multiplier), (0,))
     value = _hull(value, _scalar(0, 0)).for_axis(channels)
     repeated = Interval(np.repeat(value.low, multiplier), np.repeat(value.high, multiplier))
     return _summed(repeated, positive, negative, bias)
@@ -336,6 +352,8 @@ def _visit(walk: _Walk, operator: Operator) -> None:
         return
     name = operator.outputs[0]
     tensor = walk.block.tensors[name]
+    if name in walk.constants:
+        return
     if operator.op is Op.CONST and tensor.data is not None:
         walk.constants[name] = unpack(tensor.data, tensor.dtype, tensor.shape)
         return
@@ -347,8 +365,9 @@ def _visit(walk: _Walk, operator: Operator) -> None:
         walk.intervals[name] = Interval(found.low - margin, found.high + margin)
 
 
-def _within(graph: Graph, limit: float) -> frozenset[str]:
-    walk = _Walk(graph.main, {}, {})
+def _within(graph: Graph, limit: float, known: _Known) -> frozenset[str]:
+    """Tensors that are finite for inputs within `limit`, apart from constants."""
+    walk = _Walk(graph.main, {}, known)
     for tensor in graph.inputs:
         if tensor.dtype in FLOATS and limit <= _LARGEST[tensor.dtype]:
             walk.intervals[tensor.name] = _scalar(-limit, limit)
@@ -357,18 +376,27 @@ def _within(graph: Graph, limit: float) -> frozenset[str]:
     return frozenset(walk.intervals)
 
 
+def _sensitive(block: Block) -> set[str]:
+    """Operands whose operators are lowered more simply if they are finite."""
+    halves = {one.outputs[0]: one.inputs[0] for one in block.operators if one.op is Op.GREATER_EQUAL}
+    found = {operator.inputs[0] for operator in block.operators if operator.op in _SENSITIVE}
+    # x >= 0 ? x : x * slope, see compare.py.
+    return found | {
+        operator.inputs[1]
+        for operator in block.operators
+        if operator.op is Op.SELECT and halves.get(operator.inputs[0]) == operator.inputs[1]
+    }
+
+
 def bounded(graph: Graph) -> Bounds | None:
     """The widest limit that is worth most, and what is finite within it; None if it helps no operator."""
-    sensitive = {
-        operator.inputs[0]
-        for operator in graph.main.operators
-        if operator.op in _SENSITIVE and graph.main.tensors[operator.inputs[0]].dtype in FLOATS
-    }
+    sensitive = {name for name in _sensitive(graph.main) if graph.main.tensors[name].dtype in FLOATS}
+    known = _Known({}, {}, {})
     best: Bounds | None = None
     helped = 0
     for limit in LIMITS if sensitive else ():
         with np.errstate(over="ignore", invalid="ignore"):
-            tensors = _within(graph, limit)
+            tensors = _within(graph, limit, known)
         if len(tensors & sensitive) > helped:
             best, helped = Bounds(limit, tensors), len(tensors & sensitive)
         if helped == len(sensitive):

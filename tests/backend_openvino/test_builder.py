@@ -193,11 +193,11 @@ def test_a_tensor_that_nothing_writes() -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_models_are_finite_within_a_wide_limit(name: str, shared: object) -> None:
-    """Every operator that would need care for NaN is known to meet none, for any input of 2^20 at least."""
+    """Every operator that would need care for NaN is known to meet none, for any input of 2^10 at least."""
     graph = read((shared / "models" / f"{name}.tosa").read_bytes())  # type: ignore[operator]
     found = bounded(graph)
     assert found is not None
-    assert found.limit >= 2.0**20
+    assert found.limit >= 1024
     careful = [o for o in graph.main.operators if o.op in (Op.CLAMP, Op.MAX_POOL2D)]
     assert all(operator.inputs[0] in found.tensors for operator in careful)
 

@@ -12,6 +12,7 @@ from lowered import run
 from numpy.typing import NDArray
 from oracle import reference
 
+from virtaccel.tosa_graph.flatbuffer import read
 from virtaccel.tosa_graph.graph import DType, Op
 from virtaccel.tosa_graph.schema import NanMode
 from virtaccel.tosa_graph.write import GraphWriter
@@ -187,6 +188,17 @@ def test_prelu_made_of_three_operators(slope_shape: tuple[int, ...]) -> None:
     slope = rng.uniform(-1, 1, slope_shape).astype(np.float32)
     tosa = _prelu(slope, x.shape)
     assert same(run(tosa, [x])[0], reference(tosa, [x])[0])
+
+
+@pytest.mark.parametrize("slopes", [[0.25, -1.5, 1.0], [0.25, -3.0, 2.5], [0.5, 0.5, 0.5]])
+def test_prelu_of_numbers_is_exact_whatever_the_slopes(slopes: list[float]) -> None:
+    values = np.array([0.0, 1e-3, 1.0, 1e30, 3.4e38, 1.2e-38], np.float32)
+    x = np.stack([np.concatenate([values, -values])] * 3, axis=-1)
+    tosa = _prelu(np.array([slopes], np.float32), x.shape)
+    names = {tensor.name for tensor in read(tosa).main.tensors.values()}
+    [got] = run(tosa, [x], names)
+    with np.errstate(over="ignore"):
+        np.testing.assert_array_equal(got, np.where(x >= 0, x, x * np.array(slopes, np.float32)))
 
 
 def test_prelu_of_an_infinite_slope_is_left_alone() -> None:
