@@ -88,6 +88,26 @@ def test_casts_between_operators_are_not_dropped() -> None:
             np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.parametrize("dtype", [DType.FP16, DType.FP8E5M2], ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize("shape", [(), (7,), (3, 7), (1, 2, 3, 4)])
+def test_constants_are_rounded_like_inputs(dtype: DType, shape: tuple[int, ...]) -> None:
+    """A product, or a mean, that is rounded to a short type and read by another operator."""
+    data = (np.random.default_rng(7).normal(size=shape) * 50).astype(np.float16)
+    results = []
+    for constant in (True, False):
+        writer = GraphWriter()
+        x = writer.constant(data) if constant else writer.input("x", shape, DType.FP16)
+        none = writer.constant(np.zeros(1, np.int8))
+        product = writer.operator(Op.MUL, [x, x, none], (shape, DType.FP16))
+        if dtype in FP8:
+            product = writer.operator(Op.CAST, [product], (shape, dtype))
+            product = writer.operator(Op.CAST, [product], (shape, DType.FP16))
+        writer.output(writer.operator(Op.SUB, [product, x], (shape, DType.FP16)))
+        tosa, inputs = writer.to_bytes(), [] if constant else [data]
+        results.append(lowered.run(tosa, inputs)[0])
+        np.testing.assert_array_equal(results[-1], oracle.reference(tosa, inputs)[0])
+
+
 # ---- moving data: every value comes through, subnormals and NaN included
 
 
