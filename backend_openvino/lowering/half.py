@@ -65,10 +65,8 @@ def rounded(x: ov.Output, dtype: DType) -> ov.Output:
     size = ops.clamp(magnitude(x), form.smallest_normal, form.largest)
     exponent = ops.floor(ops.multiply(ops.log(size), f32(1 / math.log(2))))
     scale = ops.exp(ops.add(ops.multiply(exponent, f32(math.log(2))), f32(math.log(1.5 * 2**form.guard_bits))))
-    # The 12 leading bits of scale: exactly 1.5 * 2^k. PRelu of slope 1 copies; without it the product might be fused
-    # with what follows, and not be rounded itself.
-    spread = ops.prelu(ops.multiply(scale, f32(4097.0)), f32([1.0]))
-    bias = ops.subtract(spread, ops.subtract(spread, scale))
+    # BF16 holds 1.5 * 2^k, which scale is but for an error. Arithmetic to that end could be fused, and so not rounded.
+    bias = ops.convert(ops.convert(scale, ov.Type.bf16), ov.Type.f32)
     kept = ops.subtract(ops.add(x, bias), bias)
     kept = ops.select(ops.equal(kept, f32(0.0)), ops.multiply(x, f32(0.0)), kept)  # zero keeps the sign of x
     overflows = ops.less_equal(f32(form.overflow), magnitude(x))
