@@ -126,7 +126,17 @@ class Engine:
             reply = handle(state, request, chain)
         except Exception as error:
             return self._refuse(chain, request_id, self._verdict(error))
-        if type(reply) is not bytes and isinstance(reply, Parked):
+        if type(reply) is bytes:
+            # `_respond` for the commonest answer, without the call.
+            written = HEADER_BYTES + len(reply)
+            first = chain.writable[0]
+            if written <= len(first):
+                try:
+                    first[:written] = _pack_header(0, 0, written - HEADER_BYTES, request_id) + reply
+                except Exception:
+                    return self._lost(mutates)
+                return written
+        elif isinstance(reply, Parked):
             self._parked.append(_ParkedChain(chain, request_id, reply.load))
             return None
         return self._respond(chain, request_id, reply, mutates)
@@ -250,9 +260,13 @@ class Engine:
             else:
                 scatter(writable, 0, response)
         except Exception:
-            self._log.exception("a response could not be written")
-            if not mutates:
-                return 0
-            self._fall(Health.NEEDS_RESET, "response lost after state changed")
-            return None
+            return self._lost(mutates)
         return written
+
+    def _lost(self, mutates: bool) -> int | None:
+        """A response could not be written; called while handling why."""
+        self._log.exception("a response could not be written")
+        if not mutates:
+            return 0
+        self._fall(Health.NEEDS_RESET, "response lost after state changed")
+        return None

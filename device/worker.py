@@ -102,6 +102,7 @@ class Worker:
         self.engine = engine
         self.queue = queue
         self.notify = notify
+        self._straight = queue.pop, engine.process, queue.push
 
     def service(self, budget: int = BATCH) -> bool:
         """Serve up to `budget` chains. True says that more work is waiting and no kick will announce it."""
@@ -119,7 +120,7 @@ class Worker:
     def serve(self, budget: int = BATCH) -> bool:
         """The same for a driver that looks for itself: no kick is held back and nobody is told. True says that the
         budget is used up and more may be there."""
-        pop, process, push = self.queue.pop, self.engine.process, self.queue.push
+        pop, process, push = self._straight
         for _ in range(budget):
             chain = pop()
             if chain is None:
