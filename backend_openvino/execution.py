@@ -13,6 +13,7 @@ import logging
 import select
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -32,6 +33,9 @@ MAX_STOPPING = 32
 
 _SPIN_NS = 40_000
 """A wait looks this long before it sleeps: a sleep and wake-up cost about as much as a small program."""
+
+_UNSTARTED_SECONDS = 0.002
+"""How long a wait sleeps at most while nothing of its own has started."""
 
 PENDING = Polled(EventState.PENDING, Status.OK)
 COMPLETE = Polled(EventState.COMPLETE, Status.OK)
@@ -81,6 +85,11 @@ class Executable:
         self.guards = tuple(guards)
         self.brief = True
         """Whether the latest run waited for ended within a short look; if not, looking takes processors from it."""
+        self.requests: weakref.WeakSet[Request] = weakref.WeakSet()
+
+    def at_work(self) -> bool:
+        """Whether a run of this model is under way, whoever's: the runtime makes no further request until it ends."""
+        return any(request.started and not request.stopped() for request in self.requests)
 
 
 class Range(NamedTuple):
@@ -97,11 +106,17 @@ class Request:
     complete: the old value may be read until the end, and a run that fails leaves the stream where it was.
     """
 
-    __slots__ = ("_checked", "_outputs", "_steps", "_tensors", "_written", "executable", "infer", "ranges")
+    __slots__ = (
+        "__weakref__", "_checked", "_outputs", "_steps", "_tensors", "_written", "executable", "infer", "ranges",
+        "started",
+    )  # fmt: skip
 
     def __init__(self, executable: Executable) -> None:
+        """Blocks while another request of the model runs (`Executable.at_work`)."""
         self.executable = executable
         self.infer = executable.model.create_infer_request()
+        self.started = False
+        executable.requests.add(self)
         self.ranges: tuple[Range, ...] = ()
         self._tensors: list[ov.Tensor] = []
         self._outputs: list[tuple[int, int]] = []
@@ -219,7 +234,8 @@ class Preparing(Protocol):
     """What gives a submission its request."""
 
     def prepare(self, call: Call) -> Request | None:
-        """A request bound to the call's ranges; None while its model is being made. Raises BackendError."""
+        """A request bound to the call's ranges; None while its model is being made, or while there can be none because
+        another run of it goes on. Raises BackendError."""
 
 
 class Event:
@@ -248,6 +264,7 @@ class Executor:
 
     def __init__(self) -> None:
         self.running: dict[Event, None] = {}
+        self._unstarted: dict[Event, None] = {}
         self.stopping: list[Stopping] = []
 
     def admit(self, event: Event) -> None:
@@ -260,12 +277,15 @@ class Executor:
             event.call.release()
             raise
         self.running[event] = None
+        if event.request is None:
+            self._unstarted[event] = None
 
     @staticmethod
     def _start(event: Event) -> None:
         request = event.program.prepare(event.call)
         if request is not None:
             request.infer.start_async()
+            request.started = True
             event.request = request
 
     def poll(self, event: Event) -> Polled:
@@ -281,7 +301,10 @@ class Executor:
             log.error("execution failed: %s", error)
             return self._end(event, BROKEN)
         if ended:
-            return self._end(event, self._verdict(event, request))
+            state = self._end(event, self._verdict(event, request))
+            if self._unstarted:
+                self.start_prepared()
+            return state
         if event.deadline and time.monotonic_ns() >= event.deadline:
             return self._abort(event, request, EXPIRED)
         return PENDING
@@ -297,6 +320,8 @@ class Executor:
         except RuntimeError as error:
             log.error("submission failed before it ran: %s", error)
             return self._end(event, BROKEN)
+        if event.request is not None:
+            self._unstarted.pop(event, None)
         return PENDING
 
     @staticmethod
@@ -317,6 +342,7 @@ class Executor:
         """The native work is over: latch the state, give guards and request back."""
         event.state = state
         self.running.pop(event, None)
+        self._unstarted.pop(event, None)
         request, event.request = event.request, None
         if request is not None:
             event.call.finished(request)
@@ -350,9 +376,9 @@ class Executor:
 
     def start_prepared(self) -> None:
         """Start what has become ready to run."""
-        for event in list(self.running):
-            if event.request is None:
-                self.poll(event)
+        for event in list(self._unstarted):
+            if event.request is None and event.state is PENDING:
+                self._poll_unstarted(event)
 
     def refresh(self) -> None:
         """Look at everything in flight, for guards that may be released."""
@@ -385,7 +411,7 @@ class Executor:
 
     def preparing(self) -> bool:
         """Whether a submission waits for its program to be made ready."""
-        return any(event.request is None for event in self.running)
+        return bool(self._unstarted)
 
     def _deadlines(self) -> list[int]:
         return [event.deadline for event in self.running if event.deadline]
@@ -395,8 +421,7 @@ class Executor:
         polls it."""
         before = len(self.running)
         for event in list(self.running):
-            if event.request is not None or event.deadline:
-                self.poll(event)
+            self.poll(event)
         return len(self.running) != before
 
     def _sleep(self, nanoseconds: int, ready: int, loading: bool) -> bool:
@@ -404,7 +429,8 @@ class Executor:
         on, so with more than one of them it is a short while on the oldest."""
         started = [event.request for event in self.running if event.request is not None]
         if not started:
-            return bool(select.select([ready], [], [], max(nanoseconds, 0) / 1e9)[0])
+            # A model may be in use by another executor, whose work tells nothing here when it ends.
+            return bool(select.select([ready], [], [], min(max(nanoseconds, 0) / 1e9, _UNSTARTED_SECONDS))[0])
         alone = len(started) == len(self.running) == 1 and not loading
         with contextlib.suppress(RuntimeError):
             started[0].infer.wait_for(max(nanoseconds // 1_000_000, 1) if alone else 1)

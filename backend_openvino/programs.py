@@ -347,7 +347,8 @@ class Program:
         return tuple(shapes)
 
     def prepare(self, call: Call) -> Request | None:
-        """A request bound to the call's ranges; None while its model is being compiled. Raises BackendError."""
+        """A request bound to the call's ranges; None while its model is being compiled, or runs and the call has no
+        request yet: making one would block until that run ends. Raises BackendError."""
         executable = call.executable
         if executable is None:
             executable = self._executable(Variant(call.shapes, True))
@@ -356,6 +357,8 @@ class Program:
             if any(slot.bytes != size for slot, size in zip(executable.slots, call.sizes, strict=True)):
                 raise BackendError(Status.INCOMPATIBLE, "an output's binding has another size than the output")
             call.executable = executable
+        if not call.idle and self._spare is None and executable.at_work():
+            return None  # before inputs are looked at, which a later try would have to do again
         if executable.guards and not within(executable, call.ranges):
             executable = self._executable(Variant(call.shapes, False))
             if executable is None:
@@ -363,9 +366,13 @@ class Program:
         request = call.idle.pop(executable, None)
         return request if request is not None else self._request(executable, call)
 
-    def _request(self, executable: Executable, call: Call) -> Request:
-        spare, self._spare = self._spare, None
-        request = spare if spare is not None and spare.executable is executable else Request(executable)
+    def _request(self, executable: Executable, call: Call) -> Request | None:
+        spare = self._spare
+        fits = spare is not None and spare.executable is executable
+        if not fits and executable.at_work():
+            return None
+        self._spare = None
+        request = spare if spare is not None and fits else Request(executable)
         request.bind(call.ranges)
         return request
 

@@ -1,14 +1,17 @@
-"""Waiting in process: what has ended is told once, so that waiting for the rest is no busy loop."""
+"""Waiting in process: what has ended is told once, so that waiting for the rest is no busy loop; and nothing but a wait
+blocks, least of all a submission of a model that runs already."""
 
 from __future__ import annotations
 
 import graphs
 import numpy as np
+import pytest
 from engine_room import EngineRoom
+from slow_graphs import rotated, rotations
 
 from virtaccel.backend_openvino import open_backend
-from virtaccel.device.backend import Binding
-from virtaccel.device.wire import Access, EventState
+from virtaccel.device.backend import Accepted, Binding
+from virtaccel.device.wire import Access, EventState, Status
 from virtaccel.tosa_graph.graph import DType, Op
 from virtaccel.tosa_graph.write import GraphWriter
 
@@ -45,4 +48,61 @@ def test_an_ended_submission_nobody_polls_does_not_keep_a_waiter_awake() -> None
         looks += 1
     assert looks <= 4  # a busy loop takes thousands
     assert backend.poll_event(ended).state is EventState.COMPLETE
+    backend.close()
+
+
+STEPS = 40
+
+
+def slow_input(seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((1, SIDE, SIDE)).astype(np.float32)
+
+
+def bound_to(room: EngineRoom, x: np.ndarray) -> list[Binding]:
+    source, target = room.buffer(x.nbytes, x.tobytes()), room.buffer(x.nbytes)
+    return [Binding(source, 0, x.nbytes, 0, Access.READ), Binding(target, 0, x.nbytes, 1, Access.WRITE)]
+
+
+@pytest.mark.parametrize("owner", ["same", "another"])
+def test_a_submission_of_a_model_that_runs_does_not_wait_for_it(owner: str) -> None:
+    """The runtime makes no second request of a model while one runs: such a submission starts when that has ended,
+    also if the run is another device's of this process, which shares the compiled model."""
+    first = EngineRoom(open_backend("CPU"))
+    second = first if owner == "same" else EngineRoom(open_backend("CPU"))
+    tosa = rotations(SIDE, STEPS)
+    running, waiting = first.load(tosa), second.load(tosa)
+    x, y = slow_input(1), slow_input(2)
+    outer, inner = bound_to(first, x), bound_to(second, y)
+    earlier = first.submit(running, outer, [])
+    later = second.submit(waiting, inner, [])
+    assert first.backend.poll_event(earlier).state is EventState.PENDING, "the submission waited for the run"
+    assert second.backend.poll_event(later).state is EventState.PENDING
+    assert second.finish(later).state is EventState.COMPLETE
+    assert first.finish(earlier).state is EventState.COMPLETE
+    for room, bindings, value in ((first, outer, x), (second, inner, y)):
+        answer = np.frombuffer(room.bytes_of(bindings[1].buffer, value.nbytes), np.float32).reshape(value.shape)
+        np.testing.assert_array_equal(answer, rotated(value, STEPS))
+        room.backend.close()
+
+
+def test_submissions_that_wait_for_a_run_end_by_cancel_deadline_and_turn() -> None:
+    backend = open_backend("CPU")
+    room = EngineRoom(backend)
+    program = room.load(rotations(SIDE, STEPS))
+    values = [slow_input(seed) for seed in range(4)]
+    bindings = [bound_to(room, value) for value in values]
+    started = room.submit(program, bindings[0], [])
+    cancelled, hurried, last = (room.submit(program, bindings[n], [], 1 if n == 2 else 0) for n in (1, 2, 3))
+    backend.cancel_event(cancelled)
+    assert backend.poll_event(cancelled).state is EventState.CANCELLED
+    assert backend.poll_event(hurried).error is Status.DEADLINE_EXPIRED
+    backend.write_buffer(bindings[1][1].buffer, 0, [memoryview(bytes(4))])  # nothing of it had begun
+    assert backend.poll_event(started).state is EventState.PENDING
+    assert room.finish(last).state is EventState.COMPLETE
+    assert room.finish(started).state is EventState.COMPLETE
+    answer = np.frombuffer(room.bytes_of(bindings[3][1].buffer, values[3].nbytes), np.float32)
+    np.testing.assert_array_equal(answer.reshape(values[3].shape), rotated(values[3], STEPS))
+    outcome = backend.submit(room.queue, program, bindings[0], 0)
+    assert isinstance(outcome, Accepted)
+    backend.cancel_event(outcome.event)
     backend.close()
