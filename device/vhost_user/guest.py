@@ -39,12 +39,14 @@ _SELDOM = 64
 class Settings:
     """How guests are served. `max_ring_size` in descriptors; `require_sealed` refuses memory that the front end may
     shrink under us; `turn` is how many chains are served before everything else gets its turn; `poll` seconds are
-    spent looking for the next chain before waiting for its kick."""
+    spent looking for the next chain before waiting for its kick; `wary`: other front ends are served too, so none may
+    make us wait (events.Signal)."""
 
     max_ring_size: int = 1024
     require_sealed: bool = False
     turn: int = BATCH
     poll: float = 0.0
+    wary: bool = True
 
 
 class Loop(Protocol):
@@ -329,11 +331,11 @@ class ConnectedGuest:
             self._kick = None
         self._loop.poll(self.service, poll)
         if fd is not None:
-            kick = Kick(fd)
             try:
+                kick = Kick(fd)
                 self._loop.watch(fd, self._kicked)
             except OSError as error:
-                kick.close()
+                os.close(fd)
                 raise Refused(f"kick descriptor: {error.strerror}") from error
             self._kick = kick
         if self._worker is not None:
@@ -342,14 +344,25 @@ class ConnectedGuest:
     def set_call(self, fd: int | None) -> None:
         if self._call is not None:
             self._call.close()
-        self._call = None if fd is None else Signal(fd)
+        self._call = None
+        if fd is not None:
+            self._call = self._signal(fd, "call")
         if self._queue is not None and self._queue.should_notify():
             self._notify()  # what was published meanwhile had nobody to tell
 
     def set_error(self, fd: int | None) -> None:
         if self._error is not None:
             self._error.close()
-        self._error = None if fd is None else Signal(fd)
+        self._error = None
+        if fd is not None:
+            self._error = self._signal(fd, "error")
+
+    def _signal(self, fd: int, name: str) -> Signal:
+        try:
+            return Signal(fd, self._settings.wary)
+        except OSError as error:
+            os.close(fd)
+            raise Refused(f"{name} descriptor: {error.strerror}") from error
 
     def set_backend_channel(self, fd: int) -> None:
         """Kept open, as the front end expects; this device has nothing to ask of a front end."""
@@ -362,6 +375,7 @@ class ConnectedGuest:
     def reset(self, why: str) -> None:
         self._log.info("reset: %s", why)
         self._told_lost = False
+        self._before = None  # no load is left that could end on it, and it holds the memory it was in
         try:
             self._device.reset()
         finally:

@@ -25,8 +25,10 @@ from virtaccel.backend_openvino.sandbox import FAULTS_SWITCH
 from virtaccel.device.wire import EventState, Status
 from virtaccel.guest_tools import accelerator
 from virtaccel.guest_tools.accelerator import Accelerator
+from virtaccel.guest_tools.artifact import TOSA_FORMAT, target_words
 from virtaccel.guest_tools.client import DeviceError
 from virtaccel.guest_tools.errors import ModelError, Refused
+from virtaccel.tosa_graph.flatbuffer import read
 from virtaccel.tosa_graph.graph import DType, Op
 from virtaccel.tosa_graph.write import GraphWriter
 
@@ -273,6 +275,17 @@ def test_a_worker_whose_nursery_is_killed_is_replaced(pair: Pair) -> None:
 
 def _parent(process: int) -> int:
     return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_a_front_end_that_goes_while_a_program_loads_takes_its_memory_along(pair: Pair) -> None:
+    device = pair.open(0)
+    session, artifact = device.session, named("fault:hang", 43.0)
+    session.start(session.client.load_program(device.context, TOSA_FORMAT, target_words(read(artifact)), artifact))
+    session.call(session.client.get_device_info())
+    maps = Path(f"/proc/{pair.daemon.process.pid}/maps")
+    assert "/memfd:virtaccel (deleted)" in maps.read_text()
+    session.transport.close()
+    wait_until(lambda: "/memfd:virtaccel (deleted)" not in maps.read_text(), "its memory is unmapped")
 
 
 def test_killed_sandboxes_under_load_cost_their_loads(pair: Pair) -> None:
