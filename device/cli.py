@@ -168,7 +168,7 @@ def _settings(options: argparse.Namespace) -> Settings:
         raise ConfigError("--turn is at least 1 and --poll-us not below 0")
     several = len(options.socket_path) + len(options.sockets) > 1
     sealed = several if options.require_sealed is None else options.require_sealed
-    return Settings(options.queue_size, sealed, options.turn, options.poll_us / 1e6)
+    return Settings(options.queue_size, sealed, options.turn, options.poll_us / 1e6, wary=several)
 
 
 def _backend(name: str) -> OpenBackend:

@@ -2,8 +2,9 @@
 
 Their other end is not trusted. A front end could empty a kick descriptor between our look and our read, or fill a call
 descriptor until a write blocks, and one thread serves every guest of the daemon. Yet O_NONBLOCK belongs to the open
-file, which the front end shares, so it is not ours to set: kicks are read with RWF_NOWAIT and calls are written only
-when poll(2) says that there is room.
+file, which the front end shares, so it is not ours to set, and the front end may take it away at any time. So kicks are
+read with RWF_NOWAIT, pipes are written with it, and eventfds are signalled in a way that cannot block (bell.py).
+Descriptors of other kinds are refused: reading and writing them may take as long as whoever serves the file likes.
 """
 
 from __future__ import annotations
@@ -12,17 +13,37 @@ import errno
 import fcntl
 import os
 import select
+import stat
+from enum import Enum
+
+from virtaccel.device.vhost_user.bell import bell
 
 _ONE = (1).to_bytes(8, "little")
 _NOTHING_THERE = (errno.EAGAIN, errno.EINTR)
 
 
+class _Kind(Enum):
+    EVENTFD = "eventfd"
+    STREAM = "pipe or socket"
+
+
+def _kind(fd: int) -> _Kind:
+    """Raises OSError for anything else."""
+    mode = os.fstat(fd).st_mode
+    if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
+        return _Kind.STREAM
+    if os.readlink(f"/proc/self/fd/{fd}") != "anon_inode:[eventfd]":  # no path in a file system looks like this
+        raise OSError(errno.EINVAL, "neither an eventfd nor a pipe")
+    return _Kind.EVENTFD
+
+
 class Kick:
-    """A descriptor that we read. Owned from here on."""
+    """A descriptor that we read. Owned from here on, unless it is refused with an OSError."""
 
     __slots__ = ("_buffers", "fd")
 
     def __init__(self, fd: int) -> None:
+        _kind(fd)
         self.fd = fd
         self._buffers = (bytearray(8),)
 
@@ -55,25 +76,50 @@ def select_readable(fd: int) -> bool:
 
 
 class Signal:
-    """A descriptor that we write: call or error. Owned from here on."""
+    """A descriptor that we write: call or error. Owned from here on, unless it is refused with an OSError.
 
-    __slots__ = ("_room", "fd")
+    `wary`: others would suffer if the front end made the descriptor block, now or later. Otherwise one that does not
+    block is simply written, which costs less."""
 
-    def __init__(self, fd: int) -> None:
+    __slots__ = ("_room", "_send", "fd")
+
+    def __init__(self, fd: int, wary: bool = True) -> None:
+        kind = _kind(fd)
         self.fd = fd
         self._room: select.poll | None = None
-        if not fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_NONBLOCK:
+        if kind is _Kind.STREAM:
+            self._send = self._write_stream
+        elif not wary and fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_NONBLOCK:
+            self._send = self._write
+        elif bell() is not None:
+            self._send = self._ring
+        else:
             self._room = select.poll()
             self._room.register(fd, select.POLLOUT)
+            self._send = self._write_if_room
 
     def send(self) -> None:
         """Signal once. If there is no room the other end has signals enough that it has not read."""
-        if self._room is not None and not self._room.poll(0):
-            return
         try:
-            os.write(self.fd, _ONE)
+            self._send()
         except OSError:
             return  # full, or nobody is there any more: the socket will tell
+
+    def _write(self) -> None:
+        os.write(self.fd, _ONE)
+
+    def _write_stream(self) -> None:
+        os.pwritev(self.fd, (_ONE,), -1, os.RWF_NOWAIT)
+
+    def _ring(self) -> None:
+        chosen = bell()
+        if chosen is not None:
+            chosen.ring(self.fd)
+
+    def _write_if_room(self) -> None:
+        """Where nothing better can be had: the front end might fill the counter between the look and the write."""
+        if self._room is not None and self._room.poll(0):
+            os.write(self.fd, _ONE)
 
     def close(self) -> None:
         os.close(self.fd)
