@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import numpy as np
 
@@ -22,10 +22,10 @@ from virtaccel.device.wire import Status, Usage
 from virtaccel.guest_tools.artifact import TOSA_FORMAT, target_words
 from virtaccel.guest_tools.client import Buffer, ClientError, DeviceError, DeviceInfo
 from virtaccel.guest_tools.client import Program as ProgramId
-from virtaccel.guest_tools.errors import ModelError, Refused
+from virtaccel.guest_tools.errors import ModelError, Refused, Unavailable
 from virtaccel.guest_tools.program import Array, Pending, Program
 from virtaccel.guest_tools.session import PATIENCE_SECONDS, Session
-from virtaccel.guest_tools.transport.base import TransportError
+from virtaccel.guest_tools.transport.base import Shared, SharesMemory, TransportError
 from virtaccel.guest_tools.via import open_transport
 from virtaccel.tosa_graph.flatbuffer import read
 from virtaccel.tosa_graph.graph import Graph, TosaError
@@ -55,11 +55,11 @@ class DeviceBuffer:
         self.usage = usage
         self._freed = False
 
-    def write(self, data: memoryview | Array, offset: int = 0) -> None:
-        """Copy bytes (or an array's bytes) to the device from byte `offset` on."""
+    def write(self, data: memoryview | Array | Shared, offset: int = 0) -> None:
+        """Copy bytes (or an array's bytes) to the device from byte `offset` on; those of shared memory only once."""
         self.accelerator.session.write(self.id, _view(data), offset)
 
-    def read(self, sink: memoryview | Array, offset: int = 0) -> None:
+    def read(self, sink: memoryview | Array | Shared, offset: int = 0) -> None:
         """Fill `sink` from byte `offset` on."""
         self.accelerator.session.read(self.id, _view(sink), offset)
 
@@ -73,8 +73,8 @@ class DeviceBuffer:
         self.accelerator.buffers.discard(self)
 
 
-def _view(data: memoryview | Array) -> memoryview:
-    return data if isinstance(data, memoryview) else data.reshape(-1).view(np.uint8).data
+def _view(data: memoryview | Array | Shared) -> memoryview | Shared:
+    return data if isinstance(data, (memoryview, Shared)) else data.reshape(-1).view(np.uint8).data
 
 
 class Accelerator:
@@ -138,6 +138,20 @@ class Accelerator:
         buffer = DeviceBuffer(self, handle, size, usage)
         self.buffers.add(buffer)
         return buffer
+
+    def share(self, size: int) -> Shared:
+        """`size` bytes that the device reaches: writes from there and reads to there copy nothing on this side. Fill or
+        look at `view`, say with numpy.frombuffer. Raises Unavailable where the way to the device has no such memory,
+        Backpressure where none is left."""
+        share = getattr(self.session.transport, "share", None)
+        if share is None:
+            raise Unavailable("this way to the device has no memory to share")
+        shared: Shared = share(size)
+        return shared
+
+    def unshare(self, shared: Shared) -> None:
+        """Give back what `share` gave."""
+        cast(SharesMemory, self.session.transport).unshare(shared)
 
     def close(self) -> None:
         """Cancel or await what still runs, give everything back, close the transport. May be called twice."""

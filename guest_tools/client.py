@@ -20,7 +20,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from virtaccel.device import wire
 from virtaccel.device.wire import Capability, Domain, EventState, Opcode, Status, Usage
-from virtaccel.guest_tools.transport.base import Config, Part
+from virtaccel.guest_tools.transport.base import Config, Part, Shared
 
 T = TypeVar("T")
 
@@ -166,7 +166,8 @@ class DeviceInfo(NamedTuple):
 
 
 class Request(NamedTuple, Generic[T]):
-    """One command ready to be published: `frame` parts in order, `capacity` bytes of room for the response."""
+    """One command ready to be published: `frame` parts in order, `capacity` bytes of room for the response. A shared
+    `source` continues the frame, a shared `sink` the response; both are told to the transport."""
 
     request_id: int
     opcode: int
@@ -174,7 +175,8 @@ class Request(NamedTuple, Generic[T]):
     capacity: int
     decode: Callable[[Request[T], memoryview], T]
     subject: int = 0
-    sink: memoryview | None = None
+    sink: memoryview | Shared | None = None
+    source: Shared | None = None
 
 
 def status_name(status: int) -> str:
@@ -217,6 +219,11 @@ def _decode_id(kind: type[Handle]) -> Callable[[Request[Handle], memoryview], Ha
 def _decode_data(request: Request[None], response: memoryview) -> None:
     sink = request.sink
     assert sink is not None, "READ_BUFFER requests are made with a sink"
+    if isinstance(sink, Shared):
+        returned = _UNPACK_RESPONSE(response)[2]
+        if returned != len(sink):
+            raise ProtocolViolation(f"READ_BUFFER: {returned} bytes returned, {len(sink)} asked")
+        return
     if len(response) - _HEADER_BYTES != len(sink):
         raise ProtocolViolation(f"READ_BUFFER: {len(response) - _HEADER_BYTES} bytes returned, {len(sink)} asked")
     sink[:] = response[_HEADER_BYTES:]
@@ -327,28 +334,31 @@ class Client:
     def free_buffer(self, buffer: Buffer) -> Request[None]:
         return self._by_id(Opcode.FREE_BUFFER, buffer)
 
-    def write_buffer(self, buffer: Buffer, offset: int, data: Part) -> Request[None]:
+    def write_buffer(self, buffer: Buffer, offset: int, data: Part | Shared) -> Request[None]:
         """One WRITE_BUFFER frame; `write_chunks` splits what does not fit one."""
         size = len(data)
         self._check_size(Opcode.WRITE_BUFFER, _TRANSFER.size + size, _HEADER_BYTES)
         request_id = self._new_id()
         prefix = _TRANSFER.pack(Opcode.WRITE_BUFFER, 0, 24 + size, request_id, buffer, offset, size)
+        if isinstance(data, Shared):
+            return Request(request_id, Opcode.WRITE_BUFFER, (prefix,), _HEADER_BYTES, _decode_nothing, source=data)
         return Request(request_id, Opcode.WRITE_BUFFER, (prefix, data), _HEADER_BYTES, _decode_nothing)
 
-    def read_buffer(self, buffer: Buffer, offset: int, sink: memoryview) -> Request[None]:
+    def read_buffer(self, buffer: Buffer, offset: int, sink: memoryview | Shared) -> Request[None]:
         """Read len(sink) bytes into `sink` (writable, format 'B') when the response is received."""
         size = len(sink)
         self._check_size(Opcode.READ_BUFFER, _TRANSFER.size, _HEADER_BYTES + size)
         request_id = self._new_id()
         frame = _TRANSFER.pack(Opcode.READ_BUFFER, 0, 24, request_id, buffer, offset, size)
-        return Request(request_id, Opcode.READ_BUFFER, (frame,), _HEADER_BYTES + size, _decode_data, sink=sink)
+        capacity = _HEADER_BYTES if isinstance(sink, Shared) else _HEADER_BYTES + size
+        return Request(request_id, Opcode.READ_BUFFER, (frame,), capacity, _decode_data, sink=sink)
 
-    def write_chunks(self, buffer: Buffer, offset: int, data: memoryview) -> Iterator[Request[None]]:
+    def write_chunks(self, buffer: Buffer, offset: int, data: memoryview | Shared) -> Iterator[Request[None]]:
         """WRITE_BUFFER requests that together write `data` from `offset` on, each within the request limit."""
         for start in range(0, len(data), self.largest_write):
             yield self.write_buffer(buffer, offset + start, data[start : start + self.largest_write])
 
-    def read_chunks(self, buffer: Buffer, offset: int, sink: memoryview) -> Iterator[Request[None]]:
+    def read_chunks(self, buffer: Buffer, offset: int, sink: memoryview | Shared) -> Iterator[Request[None]]:
         """READ_BUFFER requests that together fill `sink` from `offset` on, each within the response limit."""
         for start in range(0, len(sink), self.largest_read):
             yield self.read_buffer(buffer, offset + start, sink[start : start + self.largest_read])
@@ -391,12 +401,12 @@ class Client:
             self._check_size(_SUBMIT_CODE, size + 16, 24)
         request_id = self._new_id()
         prefix = _PACK_SUBMIT(_SUBMIT_CODE, 0, size, request_id, queue, program, count, 0, timeout_ns)
-        return _new_tuple(Request, (request_id, _SUBMIT_CODE, (prefix, data), 24, _DECODE_EVENT, 0, None))
+        return _new_tuple(Request, (request_id, _SUBMIT_CODE, (prefix, data), 24, _DECODE_EVENT, 0, None, None))
 
     def poll_event(self, event: Event) -> Request[EventStatus]:
         request_id = self._new_id()
         frame = _PACK_WITH_ID(_POLL_CODE, 0, 8, request_id, event)
-        return _new_tuple(Request, (request_id, _POLL_CODE, (frame,), 24, _decode_event_state, event, None))
+        return _new_tuple(Request, (request_id, _POLL_CODE, (frame,), 24, _decode_event_state, event, None, None))
 
     def cancel_event(self, event: Event) -> Request[None]:
         return self._by_id(Opcode.CANCEL_EVENT, event)
@@ -406,13 +416,14 @@ class Client:
 
     # Responses
 
-    def receive(self, request: Request[T], response: memoryview) -> T:
-        """Check `response` (exactly the used bytes) against `request` and decode it.
+    def receive(self, request: Request[T], response: memoryview, beyond: int = 0) -> T:
+        """Check `response` (exactly the used bytes, but for `beyond` bytes in a shared sink) against `request` and
+        decode it.
 
         Raises DeviceError for a failure status; ProtocolViolation, after which every further request is refused until
         `reset`, where the bytes are not what section 3.2 and the command's row in section 5 allow.
         """
-        used = len(response)
+        used = len(response) + beyond
         if used < _HEADER_BYTES:
             raise self._violated(request, f"{used} bytes used, a response has at least 16")
         status, flags, payload_bytes, request_id = _UNPACK_RESPONSE(response)
@@ -421,6 +432,8 @@ class Client:
         if flags or payload_bytes + _HEADER_BYTES != used:
             raise self._violated(request, f"flags {flags}, payload_bytes {payload_bytes} with {used} bytes used")
         if status:
+            if beyond:
+                raise self._violated(request, f"{status_name(status)} with {beyond} bytes of payload")
             raise self._failure(request, status, response)
         try:
             return request.decode(request, response)
@@ -452,7 +465,7 @@ class Client:
     def _by_id(self, opcode: int, object_id: int) -> Request[None]:
         request_id = self._new_id()
         frame = _PACK_WITH_ID(opcode, 0, 8, request_id, object_id)
-        return _new_tuple(Request, (request_id, opcode, (frame,), 16, _decode_nothing, 0, None))
+        return _new_tuple(Request, (request_id, opcode, (frame,), 16, _decode_nothing, 0, None, None))
 
     def _check_size(self, opcode: int, frame_bytes: int, capacity: int) -> None:
         for what, size, limit in (

@@ -9,10 +9,17 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 from virtaccel.guest_tools.client import Buffer, Client, ClientError, Event, EventStatus, Request
-from virtaccel.guest_tools.transport.base import Backpressure, Completion, Transport, TransportError
+from virtaccel.guest_tools.transport.base import (
+    Backpressure,
+    Completion,
+    Shared,
+    SharesMemory,
+    Transport,
+    TransportError,
+)
 
 T = TypeVar("T")
 
@@ -76,11 +83,28 @@ class Session:
             return self.client.receive(request, completion.response)
         return self._call_out_of_order(request, token, completion)
 
+    def _call_shared(self, request: Request[T]) -> T:
+        """`call` for a request with shared memory."""
+        try:
+            token = self._publish(request)
+        except Backpressure:
+            token = self._publish_after_collecting(request)
+        completion = self.transport.collect(self.patience)
+        return self._call_out_of_order(request, token, completion)
+
     def start(self, request: Request[Any]) -> int:
         """Publish without waiting for the answer. Returns a token for `result`. Raises Backpressure."""
-        token = self.transport.publish(request.frame, request.capacity)
+        token = self._publish(request)
         self._outstanding[token] = request
         return token
+
+    def _publish(self, request: Request[Any]) -> int:
+        source, sink = request.source, request.sink
+        if source is None and not isinstance(sink, Shared):
+            return self.transport.publish(request.frame, request.capacity)
+        transport = cast(SharesMemory, self.transport)  # nobody else hands out such memory
+        shared = sink if isinstance(sink, Shared) else None
+        return transport.publish_shared(request.frame, request.capacity, source, shared)
 
     def finish(self, timeout: float | None = None) -> Finished | None:
         """The next command that came back, of those started; None if none did within `timeout` seconds."""
@@ -114,17 +138,19 @@ class Session:
             for token in tokens:
                 self._drop(token)
 
-    def write(self, buffer: Buffer, data: memoryview, offset: int = 0) -> None:
+    def write(self, buffer: Buffer, data: memoryview | Shared, offset: int = 0) -> None:
         """Write `data` (format 'B', contiguous) into `buffer` from byte `offset` on, in as few frames as fit."""
         if len(data) <= self.client.largest_write:
-            self.call(self.client.write_buffer(buffer, offset, data))
+            call = self._call_shared if isinstance(data, Shared) else self.call
+            call(self.client.write_buffer(buffer, offset, data))
         else:
             self.run(self.client.write_chunks(buffer, offset, data))
 
-    def read(self, buffer: Buffer, sink: memoryview, offset: int = 0) -> None:
+    def read(self, buffer: Buffer, sink: memoryview | Shared, offset: int = 0) -> None:
         """Fill `sink` (writable, format 'B', contiguous) from byte `offset` of `buffer` on."""
         if len(sink) <= self.client.largest_read:
-            self.call(self.client.read_buffer(buffer, offset, sink))
+            call = self._call_shared if isinstance(sink, Shared) else self.call
+            call(self.client.read_buffer(buffer, offset, sink))
         else:
             self.run(self.client.read_chunks(buffer, offset, sink))
 
@@ -176,7 +202,7 @@ class Session:
             raise TransportError(f"completion of a command that was never published (token {completion.token})")
         value, error = None, None
         try:
-            value = self.client.receive(request, completion.response)
+            value = self.client.receive(request, completion.response, completion.beyond)
         except ClientError as failure:
             error = failure
         self._finished[completion.token] = Finished(completion.token, request, value, error)
@@ -189,18 +215,18 @@ class Session:
         if completion is None:
             self._outstanding[token] = request
             raise NoAnswer(f"no answer from the device in {self.patience} s")
-        return self.client.receive(request, completion.response)
+        return self.client.receive(request, completion.response, completion.beyond)
 
     def _publish_after_collecting(self, request: Request[Any]) -> int:
         while self._outstanding:
             if not self._absorb(self.patience):
                 raise NoAnswer(f"no answer from the device in {self.patience} s")
             try:
-                return self.transport.publish(request.frame, request.capacity)
+                return self._publish(request)
             except Backpressure:
                 continue
         # Nothing is outstanding any more: if it does not fit now, it never will.
-        return self.transport.publish(request.frame, request.capacity)
+        return self._publish(request)
 
     def _start_after_collecting(self, request: Request[Any]) -> int:
         try:

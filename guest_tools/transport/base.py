@@ -18,6 +18,7 @@ __all__ = [
     "Config",
     "ConfigError",
     "Part",
+    "Shared",
     "Transport",
     "TransportError",
     "decode_config",
@@ -48,10 +49,32 @@ class Config(NamedTuple):
 
 class Completion(NamedTuple):
     """A command that came back. `response` holds exactly the bytes the device says it wrote, and is valid until the
-    next `publish`, `collect`, `reset` or `close`."""
+    next `publish`, `collect`, `reset` or `close`. Of a command with a shared sink it holds the header; `beyond` is how
+    many bytes the device wrote behind it, into the sink."""
 
     token: int
     response: memoryview
+    beyond: int = 0
+
+
+class Shared:
+    """Memory that the device reaches, handed out by a transport (`SharesMemory`): transfers from and to it copy nothing
+    on this side. `view` is its bytes, `offset` the transport's own idea of where they are. Slices are shared too."""
+
+    __slots__ = ("offset", "view")
+
+    def __init__(self, offset: int, view: memoryview) -> None:
+        self.offset = offset
+        self.view = view
+
+    def __len__(self) -> int:
+        return len(self.view)
+
+    def __getitem__(self, part: slice) -> Shared:
+        start, stop, step = part.indices(len(self.view))
+        if step != 1:
+            raise ValueError("shared memory is contiguous")
+        return Shared(self.offset + start, self.view[start : max(start, stop)])
 
 
 class Transport(Protocol):
@@ -74,6 +97,21 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """Give back the queue and its memory. May be called twice."""
+
+
+class SharesMemory(Transport, Protocol):
+    """A transport whose memory callers may use."""
+
+    def share(self, size: int) -> Shared:
+        """`size` bytes until `unshare`. Raises Backpressure if there are none."""
+
+    def unshare(self, shared: Shared) -> None:
+        """Give back exactly what `share` gave, when no command uses it."""
+
+    def publish_shared(
+        self, request: Sequence[Part], capacity: int, source: Shared | None, sink: Shared | None
+    ) -> int:
+        """As `publish`, the frame continued by `source`, and `capacity` bytes of response by `sink`, where given."""
 
 
 _Rule: TypeAlias = tuple[str, int, int]

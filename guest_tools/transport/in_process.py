@@ -21,7 +21,7 @@ from virtaccel.device.config import DeviceConfig, ResourcePolicy
 from virtaccel.device.errors import ConfigError
 from virtaccel.device.worker import Device, Worker
 from virtaccel.guest_tools.errors import Unavailable
-from virtaccel.guest_tools.transport.base import Completion, Config, Part, TransportError, decode_config
+from virtaccel.guest_tools.transport.base import Completion, Config, Part, Shared, TransportError, decode_config
 from virtaccel.guest_tools.transport.raw import RawRing
 from virtaccel.guest_tools.transport.ring import CommandRing, block_bytes
 from virtaccel.virtqueue.memory import GuestMemory, Region
@@ -95,6 +95,8 @@ class InProcessTransport:
         self._queue = DeviceQueue(self._memory, queue_size, *self.ring.placement, limit)
         # The hot path goes straight to the ring. The device looks at it when something is collected.
         self.publish: Callable[[Sequence[Part], int], int] = self.ring.publish
+        self.publish_shared = self.ring.publish_shared
+        self.share, self.unshare = self.ring.share, self.ring.unshare
         self._collect = self.ring.collect
         self._served = 0
         self._closed = False
@@ -161,6 +163,7 @@ class InProcessTransport:
         if not self._closed:
             self._closed = True
             self.publish = _publish_closed
+            self.publish_shared = _publish_shared_closed
             self.device.close()
 
     def _wait(self, timeout: float | None) -> Completion | None:
@@ -182,6 +185,12 @@ class InProcessTransport:
 
 def _publish_closed(request: Sequence[Part], capacity: int) -> int:
     raise TransportError("the device is closed")
+
+
+def _publish_shared_closed(
+    request: Sequence[Part], capacity: int, source: Shared | None, sink: Shared | None
+) -> int:
+    return _publish_closed(request, capacity)
 
 
 def _nobody_to_notify() -> None:

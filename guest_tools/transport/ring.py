@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
-from virtaccel.guest_tools.transport.base import Backpressure, Completion, Part, TransportError
+from virtaccel.guest_tools.transport.base import Backpressure, Completion, Part, Shared, TransportError
 from virtaccel.guest_tools.transport.raw import RawRing
 from virtaccel.virtqueue.driver import DeviceMisbehaved, DriverQueue
 from virtaccel.virtqueue.layout import Placement, ring_bytes
@@ -37,6 +37,8 @@ class _Slot(NamedTuple):
     response_address: int
     response: memoryview
     pages: Range | None
+    sink: int = 0
+    """Bytes behind the response that lie elsewhere."""
 
 
 class Pages:
@@ -118,6 +120,10 @@ class CommandRing:
         view = self._block[start + SLOT_REQUEST_BYTES : start + SLOT_BYTES]
         return _Slot(start, address, address + SLOT_REQUEST_BYTES, view, None)
 
+    def _whole(self, slot: _Slot) -> _Slot:
+        """The slot as it was before a shared sink continued its response."""
+        return self._slots[(slot.start - self._slots[0].start) // SLOT_BYTES] if slot.sink else slot
+
     def publish(self, request: Sequence[Part], capacity: int) -> int:
         """Copy the frame into the block and make the chain available; returns its head. Raises Backpressure, and
         TransportError for a frame that can never fit. Whether to kick is the caller's business."""
@@ -134,7 +140,7 @@ class CommandRing:
         if not self._free:
             raise Backpressure("no free slot")
         slot = self._free.pop()
-        start, request_address, response_address, _, _ = slot
+        start, request_address, response_address, _, _, _ = slot
         self._block[start : start + size] = frame
         try:
             head = self.queue.publish_pair(request_address, size, response_address, capacity)
@@ -184,6 +190,47 @@ class CommandRing:
         """The ring for whoever writes descriptors by hand (transport/raw.py); this object is not used meanwhile."""
         return RawRing(self._block, self._locate, self.queue.size, notify, rest, reset)
 
+    def share(self, size: int) -> Shared:
+        """As in SharesMemory."""
+        taken = self._pages.take(size) if size > 0 else None
+        if taken is None:
+            raise Backpressure(f"no {size} bytes to share")
+        return Shared(taken[0], self._block[taken[0] : taken[0] + size])
+
+    def unshare(self, shared: Shared) -> None:
+        self._pages.give_back((shared.offset, _pages(len(shared))))
+
+    def publish_shared(
+        self, request: Sequence[Part], capacity: int, source: Shared | None, sink: Shared | None
+    ) -> int:
+        """As in SharesMemory; the frame without `source` and the response without `sink` are small."""
+        frame = b"".join(request)
+        if len(frame) > SLOT_REQUEST_BYTES or capacity > SLOT_RESPONSE_BYTES:
+            raise TransportError(f"a frame of {len(frame)} + {capacity} bytes beside shared memory")
+        if not self._free:
+            raise Backpressure("no free slot")
+        slot = self._free.pop()
+        self._block[slot.start : slot.start + len(frame)] = frame
+        readable, writable = [(slot.request_address, len(frame))], [(slot.response_address, capacity)]
+        readable += self._locate(source.offset, len(source)) if source else ()  # an empty range is none
+        writable += self._locate(sink.offset, len(sink)) if sink else ()
+        try:
+            if len(readable) + len(writable) > self._limit:
+                raise TransportError(f"{len(readable) + len(writable)} descriptors, the device takes {self._limit}")
+            head = self.queue.publish(readable, writable)
+        except (Backpressure, TransportError):
+            self._free.append(slot)
+            raise
+        except DeviceMisbehaved as error:
+            self._free.append(slot)
+            raise TransportError(f"the device broke the ring: {error}") from error
+        if sink:
+            start, request_address, response_address, response, _, _ = slot
+            slot = _Slot(start, request_address, response_address, response[:capacity], None, len(sink))
+        self._issued[head] = slot
+        self.published += 1
+        return head
+
     def collect(self) -> Completion | None:
         """The next chain that came back, or None. Never waits. The response is valid until the next `publish`."""
         try:
@@ -196,12 +243,15 @@ class CommandRing:
         slot = self._issued[head]
         assert slot is not None, "the driver queue returns only heads it published"
         self._issued[head] = None
-        _, _, _, response, pages = slot
+        _, _, _, response, pages, sink = slot
+        if sink:
+            self._free.append(self._whole(slot))
+            return Completion(head, response[:written], max(written - len(response), 0))
         if pages is None:
             self._free.append(slot)
         else:
             self._pages.give_back(pages)
-        return _new_tuple(Completion, (head, response[:written]))
+        return _new_tuple(Completion, (head, response[:written], 0))
 
     def reset(self) -> None:
         """The device has been reset: everything outstanding is ours again."""
@@ -211,6 +261,6 @@ class CommandRing:
             if slot is None:
                 continue
             if slot.pages is None:
-                self._free.append(slot)
+                self._free.append(self._whole(slot))
             else:
                 self._pages.give_back(slot.pages)

@@ -25,12 +25,14 @@ from typing import Final
 from virtaccel.device.vhost_user import message as m
 from virtaccel.device.vhost_user.message import ProtocolFeature, Request
 from virtaccel.guest_tools.errors import Unavailable
-from virtaccel.guest_tools.transport.base import Completion, Config, Part, TransportError, decode_config
+from virtaccel.guest_tools.transport.base import Completion, Config, Part, Shared, TransportError, decode_config
 from virtaccel.guest_tools.transport.raw import RawRing
 from virtaccel.guest_tools.transport.ring import CommandRing, block_bytes
 from virtaccel.virtqueue.layout import Placement
 
 CONFIG_BYTES: Final = 16
+MEMORY_NAME: Final = "virtaccel"
+"""What /proc calls the memory shared with the device, here and there."""
 GUEST_ADDRESS: Final = 1 << 32
 USER_ADDRESS: Final = 0x5600_0000_0000
 """Where the block of memory is, for descriptors and for the ring's parts: two address spaces, so two numbers."""
@@ -251,6 +253,22 @@ class VhostUserTransport:
             os.eventfd_write(self._kick, 1)
         return token
 
+    def share(self, size: int) -> Shared:
+        return self._ring.share(size)
+
+    def unshare(self, shared: Shared) -> None:
+        self._ring.unshare(shared)
+
+    def publish_shared(
+        self, request: Sequence[Part], capacity: int, source: Shared | None, sink: Shared | None
+    ) -> int:
+        if self._front is None:
+            self._live()
+        token = self._ring.publish_shared(request, capacity, source, sink)
+        if self._ring.queue.should_kick():
+            os.eventfd_write(self._kick, 1)
+        return token
+
     def collect(self, timeout: float | None) -> Completion | None:
         ring = self._ring
         found = ring.collect()
@@ -385,7 +403,7 @@ def _locate(offset: int, length: int) -> tuple[tuple[int, int]]:
 
 def _sealed_memory(size: int) -> tuple[int, mmap.mmap]:
     """Memory to share, which we promise never to shrink."""
-    fd = os.memfd_create("virtaccel", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    fd = os.memfd_create(MEMORY_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, size)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
