@@ -35,6 +35,7 @@ COMMANDS = {
     "operators": Command("virtaccel.guest_tools.commands.operators", "Which TOSA operators the backend runs, and how."),
     "conformance": Command("virtaccel.guest_tools.commands.conformance", "Hold a device to the standards."),
     "fuzz": Command("virtaccel.guest_tools.fuzz.command", "Look for inputs that break a device."),
+    "soak": Command("virtaccel.guest_tools.soak.cli", "Guests with random load, kills and resets, for hours."),
     "bench": Command("virtaccel.guest_tools.bench.cli", "What the device costs, against the same work done directly."),
     "vm": Command("virtaccel.guest_tools.commands.vm", "A virtual machine with the device in it."),
 }
