@@ -6,7 +6,7 @@ its head must go back to the driver: `broken` says what is wrong with it and no 
 
 Another processor may rewrite the table at any time. Each descriptor is therefore decoded once, by one call that loads
 each of its four fields once, and only these values are judged and used. The walk is bounded by the configured number of
-descriptors, so a loop is nothing special: it is a chain that is too long.
+descriptors; one that comes twice is refused at once, since a loop that is rewritten meanwhile would be read twice.
 """
 
 from collections.abc import Sequence
@@ -74,7 +74,8 @@ def walk(memory: GuestMemory, table: memoryview, size: int, limit: int, head: in
         # be is found out below, from a reading of its own.
         address, length, flags, following = _decode(table, head * DESCRIPTOR_BYTES)
         offset = address - start
-        if flags == DESC_NEXT and following < size and offset >= 0 and length and address + length <= end:
+        inside = offset >= 0 and length and address + length <= end
+        if flags == DESC_NEXT and following < size and following != head and inside:
             address, capacity, flags, _ = _decode(table, following * DESCRIPTOR_BYTES)
             into = address - start
             fits = into >= 0 and capacity and address + capacity <= end and length + capacity <= MAX_CHAIN_BYTES
@@ -85,9 +86,13 @@ def walk(memory: GuestMemory, table: memoryview, size: int, limit: int, head: in
     writable: list[memoryview] = []
     readable_bytes = writable_bytes = 0
     index = head
+    seen: set[int] = set()
     for _ in range(limit):
         if index >= size:
             return Chain(head, broken=f"descriptor {index} is outside a table of {size}", epoch=epoch)
+        if index in seen:
+            return Chain(head, broken=f"a loop: descriptor {index} comes twice", epoch=epoch)
+        seen.add(index)
         address, length, flags, following = _decode(table, index * DESCRIPTOR_BYTES)
         if flags > KNOWN_FLAGS or not length:
             return Chain(head, broken=_why_refused(flags), epoch=epoch)
@@ -112,7 +117,7 @@ def walk(memory: GuestMemory, table: memoryview, size: int, limit: int, head: in
             break
         index = following
     else:
-        return Chain(head, broken=f"more than {limit} descriptors, or a loop", epoch=epoch)
+        return Chain(head, broken=f"more than {limit} descriptors", epoch=epoch)
     if not readable_bytes or not writable_bytes:
         missing = "writable" if readable_bytes else "readable"
         return Chain(head, broken=f"no {missing} descriptor", epoch=epoch)

@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rings import BASE, BYTES, DATA, INDIRECT, NEXT, WRITE, RawRing
 
+from virtaccel.virtqueue import chain as walking
 from virtaccel.virtqueue.chain import Chain, gather, gather_into, scatter, window
+from virtaccel.virtqueue.layout import DESCRIPTOR
 from virtaccel.virtqueue.memory import Fault, GuestMemory, Region
 from virtaccel.virtqueue.split import DeviceQueue
 
@@ -275,3 +277,38 @@ def test_every_pair_of_cuts_of_a_frame_reads_alike() -> None:
     for first, second in itertools.combinations(range(1, 24), 2):
         segments = [memoryview(bytearray(part)) for part in (frame[:first], frame[first:second], frame[second:])]
         assert gather(segments, 0, 16) + gather(segments, 16, 8) == frame
+
+
+@pytest.mark.parametrize("reads", range(1, 7))
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ([(DATA, 15, NEXT, 0)], [(DATA, 40, NEXT, 1), (DATA, 64, WRITE, 0)]),
+        ([(DATA, 24, NEXT, 0)], [(DATA, 64, WRITE, 0)]),
+        ([(DATA, 24, NEXT, 1), (DATA, 24, NEXT, 0)], [(DATA, 24, NEXT, 1), (DATA, 64, WRITE, 0)]),
+    ],
+)
+def test_r7_a_loop_rewritten_once_it_was_followed_is_still_a_loop(
+    monkeypatch: pytest.MonkeyPatch, before: list[tuple[int, ...]], after: list[tuple[int, ...]], reads: int
+) -> None:
+    """A loop that another processor opens after so many descriptors have been read must not become a chain with one
+    descriptor in it twice, once as it was and once as it is."""
+    ring = RawRing()
+    queue = ring.device()
+    for index, row in enumerate(before):
+        ring.descriptor(index, *row)
+    read = itertools.count(1)
+
+    def decode(table: memoryview, offset: int) -> tuple[int, ...]:
+        row: tuple[int, ...] = DESCRIPTOR.unpack_from(table, offset)
+        if next(read) == reads:
+            for index, other in enumerate(after):
+                ring.descriptor(index, *other)
+        return row
+
+    monkeypatch.setattr(walking, "_decode", decode)
+    ring.offer(0)
+    chain = queue.pop()
+    assert chain is not None
+    if chain.broken is None:  # then it is the one that there is now
+        assert [len(view) for view in (*chain.readable, *chain.writable)] == [row[1] for row in after]
