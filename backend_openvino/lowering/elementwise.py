@@ -120,8 +120,8 @@ def _negate(site: Site) -> tuple[Value, ...]:
         return integer.negate(site)
     for index in (1, 2):
         zero = operand(site, index).constant
-        if zero is None or np.any(zero != 0):
-            raise site.refuse("zero point of a floating-point operand is not known to be 0")
+        if zero is not None and np.any(zero != 0):
+            raise site.refuse("zero point of a floating-point operand is not 0")
     output = narrowed(site, ops.negative(widened(value.output, value.dtype)).output(0), exact=True)
     return (site.builder.value(output, value.dtype, value.shape, value.layout),)
 
@@ -184,7 +184,8 @@ def _binary(site: Site, rule: Rule) -> tuple[Value, ...]:
 
 
 def _multiply(site: Site) -> tuple[Value, ...]:
-    if operand(site, 0).dtype in FLOATS and len(site.inputs) > 2 and known_integer(site, 2, "shift") != 0:
+    known = len(site.inputs) > 2 and operand(site, 2).constant is not None
+    if operand(site, 0).dtype in FLOATS and known and known_integer(site, 2, "shift") != 0:
         raise site.refuse("shift of a floating-point product is not 0")
     return _binary(site, _BINARY[Op.MUL])
 

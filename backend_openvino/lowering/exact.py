@@ -7,11 +7,12 @@ with zero, which FP32 tells exactly, and selected by masks. 64-bit products are 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import openvino as ov
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from openvino import opset15 as ops
 
 
@@ -112,20 +113,40 @@ def product(a: ov.Output, b: ov.Output) -> Wide:
     return Wide(low_bits(least, 16), middle, high)
 
 
-def scaled(wide: Wide, shift: ArrayLike) -> ov.Output:
-    """(wide + 2^(shift-1)) >> shift as INT32, for results that fit; `shift` 1..62 is a constant that broadcasts."""
-    amount = np.asarray(shift, np.int64)
-    half = np.where(amount > 0, np.int64(1) << np.maximum(amount - 1, 0), 0)
-    low = ops.add(wide.low, i32(half & 0xFFFF)).output(0)
-    middle = ops.add(ops.add(wide.middle, i32((half >> 16) & 0xFFFF)), shifted_right(low, 16)).output(0)
-    high = ops.add(ops.add(wide.high, i32(half >> 32)), shifted_right(middle, 16)).output(0)
+Shift: TypeAlias = NDArray[Any] | ov.Output
+"""Amounts that broadcast: known, or a node of INT32."""
+
+
+def by_shift(shift: Shift, rule: Callable[[NDArray[np.int64]], NDArray[np.int64]]) -> ov.Output:
+    """`rule` of every shift, as INT32: worked out now, or looked up for amounts 0 to 63."""
+    if isinstance(shift, ov.Output):
+        return ops.gather(i32(rule(np.arange(64))), clipped_i32(shift, 0, 63), np.array(0, np.int64)).output(0)
+    return i32(rule(np.asarray(shift, np.int64)))
+
+
+def _half(amount: NDArray[np.int64]) -> NDArray[np.int64]:
+    """2^(amount - 1), 0 for 0."""
+    return np.where(amount > 0, np.int64(1) << np.maximum(amount - 1, 0), 0)
+
+
+def scaled(wide: Wide, shift: Shift) -> ov.Output:
+    """(wide + 2^(shift-1)) >> shift as INT32, for results that fit; `shift` is 1 to 63."""
+    low = ops.add(wide.low, by_shift(shift, lambda amount: _half(amount) & 0xFFFF)).output(0)
+    carried = ops.add(wide.middle, by_shift(shift, lambda amount: (_half(amount) >> 16) & 0xFFFF))
+    middle = ops.add(carried, shifted_right(low, 16)).output(0)
+    high = ops.add(wide.high, by_shift(shift, lambda amount: _half(amount) >> 32))
+    high = ops.add(high, shifted_right(middle, 16)).output(0)
     above = ops.bitwise_and(
-        shifted_right(high, i32(np.clip(amount - 32, 0, 31))), i32(np.where(amount >= 32, -1, 0))
+        shifted_right(high, by_shift(shift, lambda amount: np.clip(amount - 32, 0, 31))),
+        by_shift(shift, lambda amount: np.where(amount >= 32, -1, 0)),
     ).output(0)
-    if amount.min() >= 32:
+    if not isinstance(shift, ov.Output) and np.min(shift) >= 32:
         return above
-    below = np.clip(amount, 1, 31)
     word = ops.bitwise_or(low_bits(low, 16), shifted_left(middle, 16)).output(0)
-    kept = ops.bitwise_and(shifted_right(word, i32(below)), i32((np.int64(1) << (32 - below)) - 1))
-    joined = ops.bitwise_or(kept, shifted_left(high, i32(32 - below)))
-    return ops.bitwise_or(above, ops.bitwise_and(joined, i32(np.where(amount < 32, -1, 0)))).output(0)
+    kept = ops.bitwise_and(
+        shifted_right(word, by_shift(shift, lambda amount: np.clip(amount, 1, 31))),
+        by_shift(shift, lambda amount: (np.int64(1) << (32 - np.clip(amount, 1, 31))) - 1),
+    )
+    joined = ops.bitwise_or(kept, shifted_left(high, by_shift(shift, lambda amount: 32 - np.clip(amount, 1, 31))))
+    below = ops.bitwise_and(joined, by_shift(shift, lambda amount: np.where(amount < 32, -1, 0)))
+    return ops.bitwise_or(above, below).output(0)

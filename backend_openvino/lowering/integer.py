@@ -16,6 +16,7 @@ from openvino import opset15 as ops
 
 from virtaccel.backend_openvino.lowering.exact import (
     as_i32,
+    blend_i32,
     clipped_i32,
     equal_i32,
     i32,
@@ -59,12 +60,18 @@ def arithmetic(site: Site) -> tuple[Value, ...]:
 
 
 def _product(site: Site, a: ov.Output, b: ov.Output, dtype: DType) -> ov.Output:
-    shift = known_integer(site, 2, "shift") if len(site.inputs) > 2 else 0
-    if shift == 0:
-        return ops.multiply(a, b).output(0)
-    if dtype is not DType.INT32 or not 0 < shift < 63:
-        raise site.refuse(f"shift {shift} of a product of {dtype.name}")
-    return scaled(product(a, b), shift)
+    plain = ops.multiply(a, b).output(0)
+    if operand(site, 2).constant is None:
+        if dtype is not DType.INT32:
+            return plain  # the shift has to be 0
+        shift = as_i32(ops.reshape(operand(site, 2).output, np.zeros(0, np.int64), special_zero=False).output(0))
+        return blend_i32(equal_i32(shift, i32(0)), plain, scaled(product(a, b), shift))
+    known = known_integer(site, 2, "shift")
+    if known == 0:
+        return plain
+    if dtype is not DType.INT32 or not 0 < known <= 63:
+        raise site.refuse(f"shift {known} of a product of {dtype.name}")
+    return scaled(product(a, b), np.array(known))
 
 
 def absolute(site: Site) -> tuple[Value, ...]:
@@ -72,13 +79,21 @@ def absolute(site: Site) -> tuple[Value, ...]:
     return (site.builder.value(magnitude(value.output), value.dtype, value.shape, value.layout),)
 
 
+def zero_point(site: Site, index: int) -> ov.Output:
+    """A zero point as INT32. One that is not INT8 has to be 0, which is taken for granted if it is not known."""
+    value = operand(site, index)
+    if value.constant is None and value.dtype is DType.INT8:
+        return as_i32(ops.reshape(value.output, np.zeros(0, np.int64), special_zero=False).output(0))
+    zero = known_integer(site, index, "zero point") if value.constant is not None else 0
+    if zero and value.dtype is not DType.INT8:
+        raise site.refuse(f"zero point of {value.dtype.name} is not 0")
+    return i32(zero)
+
+
 def negate(site: Site) -> tuple[Value, ...]:
     """Zero points out, negated, zero point in, clipped."""
     value = operand(site, 0)
-    zeros = known_integer(site, 1, "zero point"), known_integer(site, 2, "zero point")
-    if value.dtype is not DType.INT8 and any(zeros):
-        raise site.refuse(f"zero point of {value.dtype.name} is not 0")
-    turned = ops.subtract(i32(sum(zeros)), as_i32(value.output)).output(0)
+    turned = ops.subtract(ops.add(zero_point(site, 1), zero_point(site, 2)), as_i32(value.output)).output(0)
     if value.dtype is not DType.INT32:
         half = 1 << (BITS[value.dtype] - 1)
         turned = clipped_i32(turned, -half, half - 1)
