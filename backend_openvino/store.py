@@ -2,13 +2,15 @@
 
 An entry is named by a digest of everything that decides what is compiled: artifact, target, variant, device and what it
 calls itself, tuning, the runtime's version, and this project's own code that lowers. It holds a digest of its own
-content, so that a torn or rotten file is only a miss. The folder belongs to the user that runs the device and to nobody
-else: what lies in it is given to the runtime. It knows blobs; nothing of graphs, and nothing of the protocol.
+content, so that a torn or rotten file is only a miss; that digest is no signature. The folder belongs to the user that
+runs the device and to nobody else: what lies in it is given to the runtime. A process that may not write there, as a
+confined worker, reads only. It knows blobs; nothing of graphs, and nothing of the protocol.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import hashlib
 import io
@@ -18,7 +20,7 @@ import struct
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 import openvino as ov
 
@@ -35,6 +37,7 @@ _HEADER: Final = struct.Struct("<8s32s?d")
 """Magic, SHA-256 of what follows the header, whether the inputs are bounded, and by what."""
 _MAGIC: Final = b"vaccel\0\1"
 _SUFFIX: Final = ".model"
+_NOT_OURS: Final = (errno.EPERM, errno.EACCES, errno.EROFS)
 _PACKAGES: Final = ("backend_openvino", "tosa_graph")
 
 
@@ -62,6 +65,7 @@ class Store:
             raise PermissionError(f"{folder} has to belong to this user and be writable by nobody else")
         self.folder = folder
         self.limit = limit
+        self._reads_only = False
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Store | None:
@@ -104,26 +108,39 @@ class Store:
 
     def save(self, path: Path, model: ov.CompiledModel, limit: float | None) -> None:
         """Keep a model if that can be done; if not, nothing is lost but the shortcut."""
+        if self._reads_only:
+            return
         try:
-            exported = io.BytesIO()
-            model.export_model(exported)
-            blob = exported.getbuffer()
-            bounded = limit is not None, limit or 0.0
-            if _HEADER.size + len(blob) > self.limit:
-                return
-            self._make_room(_HEADER.size + len(blob))
-            # Written under another name first, so that no reader sees half of it.
+            # Under another name first, so that no reader sees half of it; and before exporting, which takes a while.
             with tempfile.NamedTemporaryFile(dir=self.folder, delete=False) as file:
                 try:
-                    file.write(_HEADER.pack(_MAGIC, _digest(*bounded, blob), *bounded))
-                    file.write(blob)
-                    file.flush()
-                    Path(file.name).rename(path)
+                    if self._write(file, model, limit):
+                        Path(file.name).rename(path)
+                    else:
+                        os.unlink(file.name)
                 except BaseException:
                     os.unlink(file.name)
                     raise
         except (OSError, RuntimeError) as error:
-            log.warning("compiled model is not kept: %s", error)
+            if isinstance(error, OSError) and error.errno in _NOT_OURS:
+                self._reads_only = True
+                log.info("no models are kept by this process: it may not write to %s", self.folder)
+            else:
+                log.warning("compiled model is not kept: %s", error)
+
+    def _write(self, file: IO[bytes], model: ov.CompiledModel, limit: float | None) -> bool:
+        """Fill the file; False if the model is larger than the store. Raises OSError, RuntimeError."""
+        exported = io.BytesIO()
+        model.export_model(exported)
+        blob = exported.getbuffer()
+        bounded = limit is not None, limit or 0.0
+        if _HEADER.size + len(blob) > self.limit:
+            return False
+        self._make_room(_HEADER.size + len(blob))
+        file.write(_HEADER.pack(_MAGIC, _digest(*bounded, blob), *bounded))
+        file.write(blob)
+        file.flush()
+        return True
 
     def _make_room(self, wanted: int) -> None:
         entries = []

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import graphs
@@ -139,3 +142,68 @@ def test_from_the_environment(tmp_path: Path) -> None:
     assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
     with pytest.raises(ValueError, match="not a number"):
         Store.from_environment({store.FOLDER: str(tmp_path), store.BYTES: "many"})
+
+
+FULL = """
+import ctypes, os, resource, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+folder = Path(sys.argv[1])
+user, group = os.getuid(), os.getgid()
+libc = ctypes.CDLL(None)
+full = "a file system of 8 KiB"
+try:
+    if libc.unshare(0x1002_0000):  # CLONE_NEWUSER | CLONE_NEWNS: a mount that only this process sees
+        raise OSError
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
+        Path("/proc/self", name).write_text(text)
+    if libc.mount(b"none", os.fsencode(folder), b"tmpfs", 0, b"size=8k,mode=0700"):
+        raise OSError
+except OSError:
+    full = "no file above 8 KiB (RLIMIT_FSIZE), since nothing can be mounted here"
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))
+import numpy as np
+import test_store
+x = np.linspace(-2, 2, 4096, dtype=np.float32)
+for seed in (11, 12):
+    answer = test_store.run(test_store.load(folder, test_store.artifact(seed, 4096)), x)
+    constant = np.random.default_rng(seed).normal(size=4096).astype(np.float32)
+    np.testing.assert_array_equal(answer, np.maximum(x, constant))
+print(full, sorted(path.name for path in folder.iterdir()), sep="|")
+"""
+
+
+def test_a_full_disk_costs_the_shortcut_only(tmp_path: Path) -> None:
+    """Loads go on, and nothing half written is left behind."""
+    support = f"{Path(__file__).parent}{os.pathsep}{Path(__file__).parent.parent / 'support'}"
+    done = subprocess.run(
+        [sys.executable, "-c", FULL, str(tmp_path), str(Path(__file__).parent)],
+        env={**os.environ, "PYTHONPATH": support}, capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    how, left = done.stdout.strip().split("|")
+    print(how)
+    assert left == "[]"
+    assert done.stderr.count("compiled model is not kept") == 2, done.stderr
+
+
+def test_where_nothing_may_be_written_what_is_kept_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a confined worker, whose kernel says EPERM; root may write anywhere, so that is put in its place here."""
+    load(tmp_path, artifact(8))
+    [path] = kept(tmp_path)
+    tried = []
+
+    def refuse(**_: object) -> None:
+        tried.append(1)
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(store.tempfile, "NamedTemporaryFile", refuse)
+    one = Store(tmp_path)
+    compiled = load(tmp_path, artifact(9)).model
+    assert tried == [1]
+    for variant in ("a", "b"):
+        one.save(one.path(b"x", variant, "CPU", runtime.Tuning()), compiled, None)
+    assert tried == [1, 1], "asked once by each store"
+    found = one.load(path, "CPU", runtime.Tuning())
+    assert found is not None
+    assert kept(tmp_path) == [path]
