@@ -218,12 +218,11 @@ class CommandRing:
             if len(readable) + len(writable) > self._limit:
                 raise TransportError(f"{len(readable) + len(writable)} descriptors, the device takes {self._limit}")
             head = self.queue.publish(readable, writable)
-        except (Backpressure, TransportError):
+        except BaseException as error:
             self._free.append(slot)
+            if isinstance(error, DeviceMisbehaved):
+                raise TransportError(f"the device broke the ring: {error}") from error
             raise
-        except DeviceMisbehaved as error:
-            self._free.append(slot)
-            raise TransportError(f"the device broke the ring: {error}") from error
         if sink:
             start, request_address, response_address, response, _, _ = slot
             slot = _Slot(start, request_address, response_address, response[:capacity], None, len(sink))
