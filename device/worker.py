@@ -51,6 +51,11 @@ class Device:
     def health(self) -> Health:
         return self.engine.health
 
+    def fileno(self) -> int | None:
+        """What to watch for news of the backend, until the next reset; None if there is nothing: a backend without a
+        descriptor, or none that could be opened."""
+        return None if self._closed else self.backend.fileno()
+
     def reset(self) -> ResetReport:
         """Whole-device reset (specification.md 4.11). A discarded backend is closed and another one opened; if that
         fails the device answers DEVICE_LOST to everything, and the next reset tries again."""

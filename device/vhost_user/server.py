@@ -257,7 +257,7 @@ class Port:
         """Anew after every reset, which may have replaced the backend and with it the descriptor."""
         if self._backend is not None:
             self._scope.forget(self._backend)
-        self._backend = self._device.backend.fileno()
+        self._backend = self._device.fileno()
         if self._backend is not None:
             self._scope.watch(self._backend, self._backend_ready)
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from daemons import GUEST, USER, Memory, Vm, readable, wait_until
 from frames import BUSY, CODES, DEVICE_LOST, OK, STALE_OBJECT, load, request
 
+from virtaccel.device.backend import BackendUnavailable
 from virtaccel.device.reference import Break, Operation, Program, Reference, Script
 from virtaccel.device.vhost_user import message as m
 from virtaccel.device.vhost_user import sockets
@@ -36,8 +37,11 @@ class Bench:
         self.script = script
         self.loop = loop
         self.backends: list[Reference] = []
+        self.unavailable = False
 
     def open(self) -> Reference:
+        if self.unavailable:
+            raise BackendUnavailable("none to be had")
         self.backends.append(Reference(script=self.script))
         return self.backends[-1]
 
@@ -99,6 +103,22 @@ def test_a_lost_device_is_told_in_every_way_there_is_and_a_reset_brings_another(
         assert m.decode_u64(vm.front.ask(Request.GET_STATUS)) == 0xF
         assert destroy(vm, context) == STALE_OBJECT
         create(vm)
+
+
+def test_a_reset_that_finds_no_backend_keeps_the_session_and_the_next_one_tries_again(tmp_path: Path) -> None:
+    with bench(tmp_path) as made, Vm(made.path).start() as vm:
+        made.script.next("create_context", Break(RuntimeError("broken by the test")))
+        assert status(vm.call_device(request(CODES["CREATE_CONTEXT"], bytes(8)))) == DEVICE_LOST
+        for unavailable in (True, True, False):
+            made.unavailable = unavailable
+            vm.front.tell(Request.RESET_DEVICE)
+            vm.queue.reset()
+            vm.set_up()
+            vm.enable()
+            if unavailable:
+                assert status(vm.call_device(request(CODES["GET_DEVICE_INFO"]))) == DEVICE_LOST
+        create(vm)
+        assert len(made.backends) == 2
 
 
 def parked_load(vm: Vm, made: Bench, memory: Memory | None = None) -> tuple[bytes, int]:
