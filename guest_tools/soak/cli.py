@@ -50,7 +50,7 @@ class _Progress:
 @click.command()
 @click.option("--seconds", type=click.FloatRange(1.0), default=60.0, show_default=True, help="How long.")
 @click.option("--guests", type=click.IntRange(1, 64), default=4, show_default=True, help="Guests at a time.")
-@click.option("--seed", type=int, default=0, show_default=True, help="The same seed, the same choices in each guest.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of random choices, not of their timing.")
 @click.option(
     "--socket", "sockets", multiple=True, metavar="PATH",
     help="A socket of a daemon that runs already, once per guest; without, a daemon is started. Its workers are let be "
@@ -70,19 +70,23 @@ def soak(
 ) -> None:  # fmt: skip
     """Guests with random load, kills and resets: no wrong answer, no stuck guest, nothing that grows.
 
-    Exit status 1 if anything was found.
+    Exit status 1 if anything was found, or if it was ended before its time.
     """
     kill = not sockets if kill_workers is None else kill_workers
     progress = _Progress()
     plan = Plan(seconds, len(sockets) or guests, seed, sockets, patience, kill_guests, kill, findings)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # to the tables at once, and no process is left behind
-    outcome = Conductor(plan, progress).run()
+    # SIGTERM ends it as Ctrl-C does: tables at once, no process left behind.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        outcome = Conductor(plan, progress).run()
+    finally:
+        signal.signal(signal.SIGTERM, before)
     progress.end()
     if as_json:
         click.echo(json.dumps(plain(outcome)))
     else:
         _show(outcome, terminal())
-    if outcome.findings:
+    if outcome.findings or outcome.seconds < seconds:
         raise SystemExit(EXIT_FOUND)
 
 
@@ -124,7 +128,9 @@ def _show(outcome: Outcome, console: Console) -> None:
         console.print(note, markup=False, highlight=False)
     for finding in outcome.findings:
         console.print(f"{finding.kind}: {finding.text}", style="red", markup=False, highlight=False)
-    console.print(f"{len(outcome.findings)} findings" if outcome.findings else "nothing found", style="bold")
+    found = f"{len(outcome.findings)} findings" if outcome.findings else "nothing found"
+    early = f", ended {plan.seconds - outcome.seconds:.0f} s early" if outcome.seconds < plan.seconds else ""
+    console.print(found + early, style="bold")
 
 
 def _holdings(outcome: Outcome) -> Table:
