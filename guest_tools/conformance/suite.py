@@ -17,7 +17,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -30,6 +30,9 @@ PROFILES: Final = {"pro-int": Profile.INTEGER, "pro-fp": Profile.FLOATING_POINT}
 EXTENSIONS: Final = {str(extension.name).lower(): extension for extension in Extension}
 _INDEX: Final = "index.json"
 _LOG: Final = "generator.log"
+_BUILD: Final = "build"
+_EAGER: Final = frozenset({"COND_IF", "WHILE_LOOP"})
+"""Operators whose tests' data the generator makes only at once."""
 
 
 class Entry(NamedTuple):
@@ -134,20 +137,16 @@ def _generate(root: Path, selection: Selection, tools: Tools, jobs: int) -> Path
     """Run Arm's generator into a folder that appears under its name only when it is complete."""
     work = Path(tempfile.mkdtemp(prefix="unfinished-", dir=root))
     try:
-        with (work / _LOG).open("w") as log:
-            done = subprocess.run(
-                _command(selection, tools, work, jobs),
-                cwd=work,
-                env=tools.environment(),
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                check=False,
-            )
+        for command in _commands(selection, tools, work, jobs):
+            with (work / _LOG).open("a") as log:
+                done = subprocess.run(
+                    command, cwd=work, env=tools.environment(), stdout=log, stderr=subprocess.STDOUT, check=False
+                )
+            if done.returncode:
+                tail = (work / _LOG).read_text().strip().splitlines()[-1:]
+                raise Unavailable(f"Arm's generator ended with {done.returncode}: {' '.join(tail)}")
+        shutil.rmtree(work / _BUILD, ignore_errors=True)
         entries = list_tests(work)
-        if done.returncode or not entries:
-            tail = (work / _LOG).read_text().strip().splitlines()[-1:]
-            said = f"{done.returncode} and {len(entries)} tests: {' '.join(tail)}"
-            raise Unavailable(f"Arm's generator ended with {said}")
         text = json.dumps({"selection": selection.as_json(), "tests": entries}, indent=0)
         (work / _INDEX).write_text(text)
         target = root / selection.key
@@ -157,10 +156,19 @@ def _generate(root: Path, selection: Selection, tools: Tools, jobs: int) -> Path
         shutil.rmtree(work, ignore_errors=True)
 
 
+def _commands(selection: Selection, tools: Tools, work: Path, jobs: int) -> Iterator[list[str]]:
+    """Most operators' data can be made when a test runs; the generator skips the others then, so they come apart."""
+    eager = _EAGER & (selection.operators or _EAGER)
+    if not selection.operators or selection.operators - _EAGER:
+        yield [*_command(selection, tools, work, jobs), "--lazy-data-generation"]
+    if eager and str(Extension.CONTROLFLOW.name).lower() in selection.extensions:
+        yield _command(replace(selection, operators=eager), tools, work, jobs)
+
+
 def _command(selection: Selection, tools: Tools, work: Path, jobs: int) -> list[str]:
-    """Binary files, data made when a test runs, the specification's version fixed."""
+    """Binary files, the specification's version fixed."""
     command = [sys.executable, "-m", "conformance.tosa_verif_conformance_generator"]
-    command += ["--tosa-version", SPECIFICATION, "--output-type", "binary", "--lazy-data-generation"]
+    command += ["--tosa-version", SPECIFICATION, "--output-type", "binary"]
     command += ["--profile", *(f"tosa-{name}" for name in sorted(selection.profiles))]
     command += ["--extension", *([f"tosa-ext-{name}" for name in sorted(selection.extensions)] or ["none"])]
     if selection.operators:
@@ -168,13 +176,13 @@ def _command(selection: Selection, tools: Tools, work: Path, jobs: int) -> list[
     command += ["--ref-model-path", str(tools.reference_model), "--generate-lib-path", str(tools.generate_library)]
     command += ["--schema-path", str(tools.schema), "--flatc-path", str(tools.flatc)]
     command += ["--cts-config-directory", str(tools.configurations)]
-    command += ["--build-directory", str(work / "build"), "--output-directory", str(work / "tests")]
+    command += ["--build-directory", str(work / _BUILD), "--output-directory", str(work / "tests")]
     return [*command, "--jobs", str(jobs)]
 
 
 def list_tests(folder: Path) -> list[Entry]:
     """Every test below a folder, in order of its path."""
-    return sorted(entry_of(file, folder) for file in folder.rglob("desc.json") if "build" not in file.parts)
+    return sorted(entry_of(file, folder) for file in folder.rglob("desc.json"))
 
 
 def entry_of(file: Path, folder: Path) -> Entry:
