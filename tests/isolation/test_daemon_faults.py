@@ -186,6 +186,28 @@ def _p99(device: Accelerator, program: accelerator.Program, thread: threading.Th
     return float(np.percentile(took, 99))
 
 
+def test_a_program_submitted_again_while_it_runs_holds_up_nobody(pair: Pair) -> None:
+    """The runtime makes no second request of a model while one runs; nobody waits for that, not even in the worker."""
+    device, bystander = pair.open(0), pair.open(1)
+    program = device.load(rotations(512, 300))
+    values = [np.random.default_rng(seed).standard_normal((1, 512, 512)).astype(np.float32) for seed in (1, 2)]
+    runs = [program.new_invocation() for _ in values]
+    for run, value in zip(runs, values, strict=True):
+        run.write([value])
+    pending = [run.submit() for run in runs]
+    right(bystander, 8.0)
+    session, event = device.session, pending[0]._event
+    assert event is not None
+    if session.call(session.client.poll_event(event)).state != EventState.PENDING:
+        pytest.fail("the first run ended before the second was admitted: it was waited for, or takes too little time")
+    for waiting, run, value in zip(pending, runs, values, strict=True):
+        waiting.wait(60.0)
+        (y,) = run.read()
+        np.testing.assert_array_equal(y, rotated(value, 300))
+    device.close()
+    bystander.close()
+
+
 # ---- processes killed under load
 
 
