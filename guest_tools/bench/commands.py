@@ -20,8 +20,9 @@ from virtaccel.guest_tools.artifact import TOSA_FORMAT, target_words
 from virtaccel.guest_tools.bench import programs
 from virtaccel.guest_tools.bench.measure import clock, timing, undisturbed
 from virtaccel.guest_tools.bench.report import Figure, Report, Row
-from virtaccel.guest_tools.client import Binding, DeviceError, Request, pack_bindings
+from virtaccel.guest_tools.client import Binding, DeviceError, Event, PackedBindings, Request, pack_bindings
 from virtaccel.guest_tools.errors import ExecutionFailed
+from virtaccel.guest_tools.program import Program
 from virtaccel.guest_tools.session import Session
 from virtaccel.guest_tools.transport.vhost_user import VhostUserTransport
 from virtaccel.guest_tools.via import open_transport
@@ -34,16 +35,19 @@ POLL_SECONDS = 200e-6
 COMPLETE = "SUBMIT until complete"
 _BYTES = 4 * programs.ELEMENTS
 _MOST_POLLS = 1_000_000
+_WARM, _RUNS = 8, 32
+"""Submissions of `steady` in a round: to warm up, and timed."""
 _LIVES = 4
 _AGAIN = 8
 """How often a round repeats the whole, and within it a command that changes nothing."""
 
 
 class Lane(NamedTuple):
-    """One way to a device."""
+    """One way to a device, and a program there bound to buffers."""
 
-    name: str
     accelerator: Accelerator
+    program: Program
+    bindings: PackedBindings
 
 
 class Stopwatch:
@@ -92,21 +96,8 @@ def life(lane: Lane, watch: Stopwatch, artifact: bytes, words: Sequence[int]) ->
     bindings = pack_bindings(
         [Binding(buffer, 0, _BYTES, slot, how) for slot, (buffer, how) in enumerate(zip(buffers, access, strict=True))]
     )
-    for number in range(_AGAIN):
-        start = clock()
-        event = session.call(client.submit(queue, program, bindings))
-        submitted = clock()
-        state = EventState.PENDING
-        for _ in range(_MOST_POLLS):
-            state = session.call(client.poll_event(event)).state
-            if state:
-                break
-        ended = clock()
-        if state is not EventState.COMPLETE:
-            raise ExecutionFailed(f"the submission ended as {state.name}")
-        if number > 1:  # the first one binds the program to its buffers
-            watch.add("SUBMIT", submitted - start)
-            watch.add(COMPLETE, ended - start)
+    for _ in range(_AGAIN):
+        event = complete(session, client.submit(queue, program, bindings))
         for _ in range(_AGAIN):
             call("POLL_EVENT", partial(client.poll_event, event))
         watch.refused("CANCEL_EVENT (too late)", partial(client.cancel_event, event))
@@ -117,6 +108,39 @@ def life(lane: Lane, watch: Stopwatch, artifact: bytes, words: Sequence[int]) ->
         call("FREE_BUFFER", partial(client.free_buffer, buffer))
     call("DESTROY_QUEUE", lambda: client.destroy_queue(queue))
     call("DESTROY_CONTEXT", lambda: client.destroy_context(context))
+
+
+def complete(session: Session, request: Request[Event]) -> Event:
+    """Submit and ask until it is complete; the event still has to be destroyed. Raises ExecutionFailed."""
+    event = session.call(request)
+    poll = session.client.poll_event
+    for _ in range(_MOST_POLLS):
+        state = session.call(poll(event)).state
+        if state:
+            break
+    if state is not EventState.COMPLETE:
+        raise ExecutionFailed(f"the submission ended as {state.name}")
+    return event
+
+
+def steady(lane: Lane, watch: Stopwatch) -> None:
+    """One program on the same buffers again and again, from building the request to the answer that it is complete."""
+    accelerator, program, bindings = lane
+    session, client = accelerator.session, accelerator.session.client
+    for number in range(_WARM + _RUNS):
+        start = clock()
+        event = session.call(client.submit(accelerator.queue, program.id, bindings))
+        submitted = clock()
+        while not session.call(client.poll_event(event)).state:
+            pass
+        ended = clock()
+        if number >= _WARM:
+            watch.add("SUBMIT", submitted - start)
+            watch.add(COMPLETE, ended - start)
+        status = session.call(client.poll_event(event))
+        if status.state is not EventState.COMPLETE:
+            raise ExecutionFailed(f"the submission ended as {status.state.name}")
+        session.call(client.destroy_event(event))
 
 
 def direct(artifact: bytes, device: str | None) -> Callable[[], object]:
@@ -145,27 +169,25 @@ def measure(rounds: int, socket: bool, device: str | None, poll_us: int) -> Repo
     artifact = programs.add()
     words = target_words(read(artifact))
     with ExitStack() as stack:
-        lanes = [Lane(IN_PROCESS, stack.enter_context(_open(Session(open_transport("in-process", device)))))]
+        opened = {IN_PROCESS: Session(open_transport("in-process", device))}
         if socket:
             for name, options, spin in (
                 (SLEEPING, (), 0.0),
                 (POLLING, ("--poll-us", str(poll_us)), POLL_SECONDS),
             ):
                 path = stack.enter_context(programs.daemon(*options, device=device))
-                transport = VhostUserTransport(path, spin=spin)
-                lanes.append(Lane(name, stack.enter_context(_open(Session(transport)))))
-        # One of these stays loaded, so that what is measured of LOAD_PROGRAM is no compilation.
-        for lane in lanes:
-            lane.accelerator.load(artifact, "add")
-        watches = {lane.name: Stopwatch(lane.accelerator.session) for lane in lanes}
+                opened[name] = Session(VhostUserTransport(path, spin=spin))
+        lanes = {name: _lane(stack.enter_context(Accelerator(session)), artifact) for name, session in opened.items()}
+        watches = {name: Stopwatch(session) for name, session in opened.items()}
         baseline = direct(artifact, device)
         alone: list[int] = []
         with undisturbed():
             for _ in range(rounds):
-                for lane in lanes:
-                    life(lane, Stopwatch(lane.accelerator.session), artifact, words)
+                for name, lane in lanes.items():
+                    life(lane, Stopwatch(opened[name]), artifact, words)
                     for _ in range(_LIVES - 1):
-                        life(lane, watches[lane.name], artifact, words)
+                        life(lane, watches[name], artifact, words)
+                    steady(lane, watches[name])
                 alone += alone_for_a_round(baseline)
     _tell(report, {name: watch.samples for name, watch in watches.items()}, alone)
     return report
@@ -174,15 +196,17 @@ def measure(rounds: int, socket: bool, device: str | None, poll_us: int) -> Repo
 def alone_for_a_round(work: Callable[[], object]) -> list[int]:
     """As often as a round measures a submission, and warmed up as those are."""
     samples = []
-    for _ in range(_LIVES * _AGAIN):
+    for _ in range(_WARM + _RUNS):
         start = clock()
         work()
         samples.append(clock() - start)
-    return samples[_AGAIN:]
+    return samples[_WARM:]
 
 
-def _open(session: Session) -> Accelerator:
-    return Accelerator(session)
+def _lane(accelerator: Accelerator, artifact: bytes) -> Lane:
+    """This program stays loaded, so that what is measured of LOAD_PROGRAM is no compilation."""
+    program = accelerator.load(artifact, "add")
+    return Lane(accelerator, program, program.new_invocation().packed)
 
 
 def _tell(report: Report, samples: dict[str, dict[str, list[int]]], alone: list[int]) -> None:
