@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import NamedTuple, TypeAlias
 
+from virtaccel.device.vhost_user.bell import bell
 from virtaccel.device.vhost_user.channel import Channel, Closed
 from virtaccel.device.vhost_user.guest import ConnectedGuest, Settings
 from virtaccel.device.vhost_user.message import MessageError
@@ -50,6 +51,7 @@ class EventLoop:
     """Readable descriptors and work left over, in turns."""
 
     def __init__(self) -> None:
+        bell()  # before descriptors can run out
         self.selector = selectors.DefaultSelector()
         self.again: dict[Callback, Fail] = {}
         self.polled: dict[Callback, Fail] = {}
