@@ -76,6 +76,8 @@ class Builder:
         self.producers: dict[str, Operator] = {}
         self.readers: dict[str, int] = {}
         self.variables: dict[str, Value] = {}
+        self.inside = False
+        """Whether this is a region's block, in the body of an If or Loop node."""
         self.steps: ov.Output | None = None
         """INT32 [1], the loop iterations that are left, in a graph with loops."""
         self.regions = count(1)
@@ -204,6 +206,7 @@ class Builder:
             raise TosaError(f"there is no region {name!r}")
         child = Builder(self.graph, block)
         child.regions = self.regions
+        child.inside = True
         for output in block.outputs:
             child.readers[output] = child.readers.get(output, 0) + 1
         return child

@@ -15,6 +15,7 @@ from virtaccel.guest_tools.accelerator import Accelerator
 from virtaccel.guest_tools.errors import ExecutionFailed
 from virtaccel.guest_tools.session import Session
 from virtaccel.guest_tools.transport.in_process import InProcessTransport
+from virtaccel.tosa_graph.elements import pack, unpack
 from virtaccel.tosa_graph.flatbuffer import read
 from virtaccel.tosa_graph.graph import DType, Op
 from virtaccel.tosa_graph.write import GraphWriter, Spec
@@ -119,6 +120,27 @@ def test_while_loop_exchanges_values_at_any_number_of_iterations(dtype: DType) -
     values = [rng.integers(0, 2, (2, 3)).astype(NUMPY[dtype]) for _ in range(3)]
     for start in (9, 4, 3, 2, 1, 0):
         check(exchanging(dtype), np.array(start, np.int32), *values)
+
+
+@pytest.mark.parametrize("dtype", [DType.FP16, DType.BF16])
+def test_short_floats_are_rounded_in_every_iteration(dtype: DType) -> None:
+    """Bodies of loops run other kernels than the main graph: x and y are added and multiplied up to overflow."""
+    spec = ((4, 300), dtype)
+    specs, names = [COUNT, spec, spec], ("count", "x", "y")
+    writer = GraphWriter()
+    inputs = [writer.input(name, *one) for name, one in zip(names, specs, strict=True)]
+    writer.output(*writer.operator(Op.WHILE_LOOP, inputs, specs, {"cond_graph": "below", "body_graph": "body"}))
+    body = writer.region("body")
+    count, x, y = [body.input(name, *one) for name, one in zip(names, specs, strict=True)]
+    more = body.operator(Op.ADD, [count, body.constant(np.array(1, np.int32))], COUNT)
+    shift = body.constant(np.zeros(1, np.int8))
+    body.output(more, body.operator(Op.ADD, [x, y], spec), body.operator(Op.MUL, [y, x, shift], spec))
+    loop_regions(writer, names, specs, 4)
+    rng = np.random.default_rng(1)
+    highest = 12 if dtype is DType.FP16 else 120
+    x_values, y_values = (rng.normal(size=spec[0]) * 2.0 ** rng.uniform(-6, highest, spec[0]) for _ in range(2))
+    narrow = [unpack(pack(values.astype(np.float32), dtype), dtype, spec[0]) for values in (x_values, y_values)]
+    check(writer.to_bytes(), np.array(0, np.int32), *narrow)
 
 
 def counting(limit: int, step: int = 1) -> bytes:
