@@ -1,8 +1,9 @@
 """Building blocks that are exact in the CPU plugin's kernels, and constants for them.
 
-INT32 addition, multiplication, minimum, maximum, shifts and bitwise operators are exact and wrap; comparisons and
-Select of INT32 go through FP32, and so does whatever is fused with them. So INT32 is compared by bitwise difference
-with zero, which FP32 tells exactly, and selected by masks. 64-bit products are kept in 16-bit limbs.
+INT32 addition, multiplication, minimum, maximum and bitwise operators are exact and wrap; comparisons and Select of
+INT32 go through FP32, and so does whatever is fused with them. So INT32 is compared by bitwise difference with zero,
+which FP32 tells exactly, and selected by masks. Shifts are exact too, but slow, and are made of the others. 64-bit
+products are kept in 16-bit limbs.
 """
 
 from __future__ import annotations
@@ -68,13 +69,46 @@ def blend_i32(condition: ov.Output, a: ov.Output, b: ov.Output) -> ov.Output:
     return ops.bitwise_xor(b, ops.bitwise_and(ops.bitwise_xor(a, b), mask(condition))).output(0)
 
 
+_EXACT_SHIFT = 7
+"""From here on, what a shift keeps of INT32 is no more than FP32 holds."""
+
+
+def _amounts(bits: ov.Output | int) -> NDArray[np.int64] | None:
+    """The amounts of a shift if they are known."""
+    if isinstance(bits, int):
+        return np.array(bits, np.int64)
+    node = bits.get_node()
+    return node.data.astype(np.int64) if isinstance(node, ov.op.Constant) else None
+
+
+def _power(bits: ov.Output | int, of: Callable[[NDArray[np.int64]], ov.Output]) -> ov.Output:
+    """A constant made of the amounts, or a row of one for amounts 0 to 31."""
+    known = _amounts(bits)
+    if known is not None:
+        return of(known)
+    return ops.gather(of(np.arange(32)), clipped_i32(as_i32(bits), 0, 31), np.array(0, np.int64)).output(0)
+
+
 def shifted_left(x: ov.Output, bits: ov.Output | int) -> ov.Output:
-    return ops.bitwise_left_shift(x, i32(bits) if isinstance(bits, int) else bits).output(0)
+    """Amounts 0 to 31. A product, since the kernels of shifts take a hundred times as long as others."""
+    if isinstance(bits, int) and bits == 0:
+        return x
+    return ops.multiply(x, _power(bits, lambda amount: i32(np.int64(1) << amount))).output(0)
 
 
 def shifted_right(x: ov.Output, bits: ov.Output | int) -> ov.Output:
-    """Arithmetic shift."""
-    return ops.bitwise_right_shift(x, i32(bits) if isinstance(bits, int) else bits).output(0)
+    """Arithmetic shift by 0 to 31, in FP32: of what it keeps, or of the two halves."""
+    if isinstance(bits, int) and bits == 0:
+        return x
+    known = _amounts(bits)
+    if known is not None and known.min() >= _EXACT_SHIFT:
+        kept = ops.convert(ops.bitwise_and(x, i32(-(np.int64(1) << known))), ov.Type.f32)
+        return as_i32(ops.multiply(kept, f32(2.0**-known.astype(np.float64))).output(0))
+    upper = ops.multiply(ops.convert(ops.bitwise_and(x, i32(-65536)), ov.Type.f32), f32(2.0**-16))
+    lower = ops.convert(low_bits(x, 16), ov.Type.f32)
+    factor = _power(bits, lambda amount: f32(2.0 ** -amount.astype(np.float64)))
+    halves = ops.multiply(upper, ops.multiply(factor, f32(65536.0))), ops.multiply(lower, factor)
+    return ops.add(*(as_i32(ops.floor(half).output(0)) for half in halves)).output(0)
 
 
 def low_bits(x: ov.Output, bits: int) -> ov.Output:

@@ -1,6 +1,6 @@
 """Integers, bit for bit: TOSA 1.0, sections 2.4 to 2.6.
 
-Everything is computed as INT32, whose addition, multiplication, shifts and bitwise operators are exact in the CPU
+Everything is computed as INT32, whose addition, multiplication and bitwise operators are exact in the CPU
 plugin's kernels, and brought back to INT8 or INT16 by wrapping or clipping first.
 """
 
@@ -215,9 +215,9 @@ _I32 = types(DType.INT32)
 
 register(
     Record(Op.INTDIV, _I32, partial(_on_i32, rule=_quotient), "two FP32 divisions, remainders in INT32", True),
-    Record(Op.ARITHMETIC_RIGHT_SHIFT, _ALL, _shift, "BitwiseRightShift, the last bit out added", True),
-    Record(Op.LOGICAL_LEFT_SHIFT, _ALL, _shift, "BitwiseLeftShift", True),
-    Record(Op.LOGICAL_RIGHT_SHIFT, _ALL, _shift, "BitwiseRightShift, copies of the sign cleared", True),
+    Record(Op.ARITHMETIC_RIGHT_SHIFT, _ALL, _shift, "halves by powers of two in FP32, the last bit out added", True),
+    Record(Op.LOGICAL_LEFT_SHIFT, _ALL, _shift, "product with a power of two", True),
+    Record(Op.LOGICAL_RIGHT_SHIFT, _ALL, _shift, "halves by powers of two in FP32, copies of the sign cleared", True),
     *(Record(op, _ALL, partial(_bitwise, node=node), how, True) for op, (node, how) in _BITWISE.items()),
     Record(Op.CLZ, _I32, partial(_on_i32, rule=_leading_zeros), "halving by masks and shifts", True),
     Record(
