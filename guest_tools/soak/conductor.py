@@ -46,7 +46,7 @@ _WORDS: Final = 2000
 BOUNDS: Final = {
     "daemon": Holding(8 * MEBIBYTE, 6, 1),
     "oldest worker": Holding(32 * MEBIBYTE, 4, 8),
-    "first guest": Holding(8 * MEBIBYTE, 2, 0),
+    "first guest": Holding(16 * MEBIBYTE, 2, 0),
 }
 """What a line may rise, by process. A daemon holds a handful of descriptors for each worker, and one worker more or
 less may be ready beforehand."""
