@@ -15,7 +15,7 @@ import ctypes
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from typing import NamedTuple, Protocol
@@ -71,13 +71,17 @@ class System(Protocol):
 class Judge:
     """Gives verdicts; single threaded. Lines that the verify library prints become part of the reason."""
 
-    def __init__(self, tools: Tools) -> None:
+    def __init__(self, tools: Tools, answered: Callable[[], None] | None = None) -> None:
+        """`answered` is called when the system has answered and the judging, which may take longer, begins."""
         self._reference = Reference(tools)
         self._verifier = Verifier(tools)
+        self._answered = answered
 
     def verdict(self, case: Case, system: System) -> Verdict:
         """Raises ToolFailed if there is no right answer to compare with."""
         answer = system.run(case, load_only=case.negative)
+        if self._answered is not None:
+            self._answered()
         if case.negative:
             return _negative(case, answer)
         if isinstance(answer, Refusal):

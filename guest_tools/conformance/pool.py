@@ -12,7 +12,7 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 from virtaccel.guest_tools.conformance import case as cases
 from virtaccel.guest_tools.conformance.judge import Judge, Outcome, System, Verdict
 from virtaccel.guest_tools.conformance.suite import Entry
-from virtaccel.guest_tools.conformance.tools import Generator, ToolFailed, Tools
+from virtaccel.guest_tools.conformance.tools import REFERENCE_SECONDS, Generator, ToolFailed, Tools
 
 THREADS: Final = "VIRTACCEL_THREADS"
 _START_SECONDS: Final = 120.0
@@ -56,7 +56,9 @@ class _Worker:
     connection: Connection
     log: Path
     entry: Entry | None = None
+    judging: bool = False
     since: float = field(default_factory=time.monotonic)
+    began: float = 0.0
     ready: bool = False
 
 
@@ -72,6 +74,8 @@ def run(entries: Sequence[Entry], work: Work) -> Iterator[Result]:
                     result = _look(worker, work.seconds)
                     if result is not None:
                         yield result
+                    if worker.entry is not None:
+                        continue
                     if worker.ready and waiting:
                         _give(worker, waiting.pop())
                         continue
@@ -94,7 +98,8 @@ def _start(work: Work, log: Path) -> _Worker:
 
 
 def _give(worker: _Worker, entry: Entry) -> None:
-    worker.entry, worker.since = entry, time.monotonic()
+    worker.entry, worker.judging, worker.since = entry, False, time.monotonic()
+    worker.began = worker.since
     with suppress(OSError):  # it has died meanwhile: seen when it is looked at
         worker.connection.send(entry)
 
@@ -109,6 +114,9 @@ def _stirring(workers: Sequence[_Worker], seconds: float) -> list[_Worker]:
 
 
 def _limit(worker: _Worker, seconds: float) -> float:
+    """How long a worker may be silent; judging has a limit of its own inside."""
+    if worker.judging:
+        return max(seconds, 2 * REFERENCE_SECONDS)
     return seconds if worker.entry is not None else _START_SECONDS
 
 
@@ -117,17 +125,13 @@ class WorkerFailed(Exception):
 
 
 def _look(worker: _Worker, seconds: float) -> Result | None:
-    """What a worker has to say, None for its first greeting. Raises WorkerFailed if it never got that far."""
-    spent = time.monotonic() - worker.since
+    """A result, or None where a worker only greets or tells that its device has answered. Raises WorkerFailed if it
+    never got so far."""
+    now = time.monotonic()
     reason = f"no answer in {seconds:.0f} s"
     try:
         if worker.connection.poll():
-            verdict = worker.connection.recv()
-            entry, worker.entry = worker.entry, None
-            if isinstance(verdict, str):
-                raise WorkerFailed(verdict)
-            worker.ready = True
-            return None if entry is None else Result(entry, verdict, spent)
+            return _heard(worker, worker.connection.recv(), now)
     except (EOFError, OSError):
         worker.process.join(5)
         reason = _death(worker)
@@ -136,7 +140,17 @@ def _look(worker: _Worker, seconds: float) -> Result | None:
         raise WorkerFailed(f"a worker did not start: {reason}")
     entry, worker.entry, worker.ready = worker.entry, None, False
     worker.process.join(5)
-    return Result(entry, Verdict(Outcome.CRASHED, reason), spent)
+    return Result(entry, Verdict(Outcome.CRASHED, reason), now - worker.began)
+
+
+def _heard(worker: _Worker, message: Verdict | str | None, now: float) -> Result | None:
+    if message is None:
+        worker.judging, worker.since = True, now
+        return None
+    if isinstance(message, str):
+        raise WorkerFailed(message)
+    entry, worker.entry, worker.ready = worker.entry, None, True
+    return None if entry is None else Result(entry, message, now - worker.began)
 
 
 def _death(worker: _Worker) -> str:
@@ -185,7 +199,7 @@ def _main(connection: Connection, work: Work, log: str) -> None:
         connection.send(str(error))
         return
     with opened:
-        bench = Bench(work, DeviceSystem(opened, work.seconds / 2))
+        bench = Bench(work, DeviceSystem(opened, work.seconds / 2), lambda: connection.send(None))
         connection.send(Verdict(Outcome.PASSED))
         with suppress(EOFError):
             while True:
@@ -195,10 +209,10 @@ def _main(connection: Connection, work: Work, log: str) -> None:
 class Bench:
     """Everything that turns an entry into a verdict, in one process."""
 
-    def __init__(self, work: Work, system: System) -> None:
+    def __init__(self, work: Work, system: System, answered: Callable[[], None] | None = None) -> None:
         self._folder = work.folder
         self._generator = Generator(work.tools)
-        self._judge = Judge(work.tools)
+        self._judge = Judge(work.tools, answered)
         self._system = system
 
     def verdict(self, entry: Entry) -> Verdict:

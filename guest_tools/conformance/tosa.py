@@ -22,7 +22,7 @@ from virtaccel.guest_tools.conformance.tools import find_tools
 from virtaccel.guest_tools.errors import Unavailable
 
 EXIT_UNSOUND = 1
-SECONDS = 300.0
+SECONDS = 120.0
 MOST_LINES = 40
 
 
