@@ -98,10 +98,10 @@ FAULTS = {
     ),
     "descriptor-leak-of-a-replaced-call": Fault(
         "vhost", "device.vhost_user.guest",
-        (("        if self._call is not None:\n            self._call.close()\n        self._call = None if", "        self._call = None if"),),
+        (("        if self._call is not None:\n            self._call.close()\n        self._call = None\n", "        self._call = None\n"),),
     ),
     "descriptor-leak-after-a-failed-watch": Fault(
-        "vhost", "device.vhost_user.guest", (("                kick.close()\n                raise Refused", "                raise Refused"),)
+        "vhost", "device.vhost_user.guest", (("                os.close(fd)\n                raise Refused(f\"kick", "                raise Refused(f\"kick"),)
     ),
     "mapping-leak": Fault(
         "vhost", "device.vhost_user.mapping",
