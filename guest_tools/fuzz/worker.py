@@ -13,6 +13,7 @@ import os
 import resource
 import signal
 import sys
+from multiprocessing import parent_process
 from multiprocessing.connection import Connection
 from multiprocessing.sharedctypes import RawArray
 from pathlib import Path
@@ -20,6 +21,7 @@ from random import Random
 from struct import Struct
 from typing import Any, Final, NamedTuple
 
+from virtaccel.device.isolation.confine import die_with_parent
 from virtaccel.guest_tools.fuzz.engine import Found, Fuzzer, Limits, Tally, Watcher, describe, signature
 from virtaccel.guest_tools.fuzz.target import Target
 from virtaccel.guest_tools.fuzz.targets import make
@@ -68,6 +70,9 @@ class Slate:
 def work(order: Order, raw: Any, talk: Connection) -> None:
     """The process: sends ("found", Found), and at the end ("done", inputs) or ("failed", text)."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends us in order
+    parent = parent_process()
+    if parent is not None and parent.pid is not None:
+        die_with_parent(parent.pid)  # and if it is killed, it cannot
     logging.disable(logging.CRITICAL)  # whatever a fuzzed device says of its guest
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, resource.RLIM_INFINITY))
