@@ -149,6 +149,10 @@ class OpenVinoBackend:
         if self._loads or self._executor.preparing():
             self.acknowledge()
 
+    def hold(self) -> None:
+        """As in device.backend.RunsForItsCaller."""
+        self._executor.hold = True
+
     def close(self) -> None:
         if self._closed:
             return

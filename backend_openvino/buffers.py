@@ -22,7 +22,7 @@ from virtaccel.device.backend import BackendError, BufferRequest, Segments
 from virtaccel.device.wire import Status
 
 if TYPE_CHECKING:
-    from virtaccel.backend_openvino.execution import Call
+    from virtaccel.backend_openvino.requests import Call
 
 PAGE = mmap.PAGESIZE
 MAX_ALIGNMENT = 1 << 30

@@ -1,9 +1,13 @@
 """Submissions: pooled infer requests over guest buffers, events that latch, deadlines, cancellation.
 
 Nothing here blocks except `Executor.wait`. A request is polled with wait_for(0); no callback is registered, since one
-in flight aborts the interpreter's exit. After a cancel or an expired deadline the native work is asked to stop, and
-request, program and buffers stay held until it has (specification.md 4.9 and 8). Where nobody may wait for that, at
-close, they are parked; deleting a running request would block.
+in flight aborts the interpreter's exit. Handing work to a thread of the runtime's and hearing of its end costs tens of
+microseconds: programs known to be over sooner are run while they are submitted (`_AT_ONCE_NS`), and a caller that said
+it would wait for the next submission (`Executor.hold`) runs it itself in `wait`.
+
+After a cancel or an expired deadline the native work is asked to stop, and request, program and buffers stay held until
+it has (specification.md 4.9 and 8). Where nobody may wait for that, at close, they are parked; deleting a running
+request would block.
 """
 
 from __future__ import annotations
@@ -13,18 +17,12 @@ import logging
 import select
 import threading
 import time
-import weakref
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol
 
-import numpy as np
-import openvino as ov
-from numpy.typing import NDArray
-
-from virtaccel.backend_openvino.buffers import Buffer
+from virtaccel.backend_openvino.requests import UNKNOWN_COST, Call, Request
 from virtaccel.device.backend import BackendError, Polled
 from virtaccel.device.wire import EventState, Status
-from virtaccel.tosa_graph.graph import DType
 
 log = logging.getLogger(__name__)
 
@@ -37,197 +35,18 @@ _SPIN_NS = 40_000
 _UNSTARTED_SECONDS = 0.002
 """How long a wait sleeps at most while nothing of its own has started."""
 
+_AT_ONCE_NS = 50_000
+"""Programs that take no longer are run within their SUBMIT: about what a command takes that moves a MiB."""
+
+_BY_HAND_NS = 20_000_000
+"""The longest run that `Executor.wait` takes upon itself: until it ends, nobody can look at anything else."""
+
 PENDING = Polled(EventState.PENDING, Status.OK)
 COMPLETE = Polled(EventState.COMPLETE, Status.OK)
 CANCELLED = Polled(EventState.CANCELLED, Status.OK)
 EXPIRED = Polled(EventState.FAILED, Status.DEADLINE_EXPIRED)
 BROKEN = Polled(EventState.FAILED, Status.INTERNAL_ERROR)
 ENDLESS = Polled(EventState.FAILED, Status.RESOURCE_LIMIT)
-
-
-Shapes: TypeAlias = tuple[tuple[int, ...], ...]
-"""Concrete shapes of a program's inputs, in order."""
-
-
-class Slot(NamedTuple):
-    """A program argument: TOSA type and packed bytes; the model's input and output it is (a VARIABLE that is written is
-    both); type and shape of these ports."""
-
-    dtype: DType
-    bytes: int
-    input: int | None
-    output: int | None
-    element: ov.Type
-    ov_shape: ov.Shape
-
-
-class Guard(NamedTuple):
-    """What an input has to be for the model to hold: as integers of type `word`, masked with `magnitude` (all but the
-    sign bit), none of its elements is above `largest`."""
-
-    slot: int
-    bytes: int
-    word: np.dtype[Any]
-    magnitude: Any
-    largest: int
-
-
-class Executable:
-    """A compiled model with its slots (inputs, outputs, variables) and its conditions. Shared by all programs of the
-    same artifact. `steps` is the output that tells how many loop iterations were left, None if there are no loops."""
-
-    def __init__(
-        self, model: ov.CompiledModel, slots: Sequence[Slot], guards: Sequence[Guard] = (), steps: int | None = None
-    ) -> None:
-        self.model = model
-        self.slots = tuple(slots)
-        self.steps = steps
-        self.guards = tuple(guards)
-        self.brief = True
-        """Whether the latest run waited for ended within a short look; if not, looking takes processors from it."""
-        self.requests: weakref.WeakSet[Request] = weakref.WeakSet()
-
-    def at_work(self) -> bool:
-        """Whether a run of this model is under way, whoever's: the runtime makes no further request until it ends."""
-        return any(request.started and not request.stopped() for request in self.requests)
-
-
-class Range(NamedTuple):
-    """What one slot is bound to."""
-
-    buffer: Buffer
-    offset: int
-
-
-class Request:
-    """An infer request and the tensors bound to it, which it keeps alive: the runtime holds bare pointers.
-
-    What is written to a VARIABLE goes to memory of the request's own, and to the buffer when the run is known to be
-    complete: the old value may be read until the end, and a run that fails leaves the stream where it was.
-    """
-
-    __slots__ = (
-        "__weakref__", "_checked", "_outputs", "_steps", "_tensors", "_written", "executable", "infer", "ranges",
-        "started",
-    )  # fmt: skip
-
-    def __init__(self, executable: Executable) -> None:
-        """Blocks while another request of the model runs (`Executable.at_work`)."""
-        self.executable = executable
-        self.infer = executable.model.create_infer_request()
-        self.started = False
-        executable.requests.add(self)
-        self.ranges: tuple[Range, ...] = ()
-        self._tensors: list[ov.Tensor] = []
-        self._outputs: list[tuple[int, int]] = []
-        self._written: list[tuple[NDArray[np.uint8], NDArray[np.uint8]]] = []
-        self._steps = np.ones(1, np.int32)
-        self._checked = False
-
-    def bind(self, ranges: tuple[Range, ...]) -> None:
-        """Lay the tensors over the buffers. If that fails the request is of no more use."""
-        infer = self.infer
-        tensors: list[ov.Tensor] = []
-        outputs: list[tuple[int, int]] = []
-        written: list[tuple[NDArray[np.uint8], NDArray[np.uint8]]] = []
-        for slot, (buffer, offset) in zip(self.executable.slots, ranges, strict=True):
-            memory = buffer.array[offset : offset + slot.bytes]
-            if slot.input is not None:
-                tensors.append(ov.Tensor(memory, slot.ov_shape, slot.element))
-                infer.set_input_tensor(slot.input, tensors[-1])
-            if slot.output is not None:
-                if slot.input is not None:
-                    target, memory = memory, np.empty(slot.bytes, np.uint8)
-                    written.append((target, memory))
-                tensors.append(ov.Tensor(memory, slot.ov_shape, slot.element))
-                infer.set_output_tensor(slot.output, tensors[-1])
-                outputs.append((slot.output, memory.ctypes.data))
-        if self.executable.steps is not None:
-            tensors.append(ov.Tensor(self._steps, [1], ov.Type.i32))
-            infer.set_output_tensor(self.executable.steps, tensors[-1])
-            outputs.append((self.executable.steps, self._steps.ctypes.data))
-        self.ranges, self._tensors, self._outputs, self._written = ranges, tensors, outputs, written
-        self._checked = False
-
-    def wrote_in_place(self) -> bool:
-        """Whether the outputs lie in the caller's memory still; looked at once for each binding."""
-        if not self._checked:
-            self._checked = all(
-                self.infer.get_output_tensor(port).data.ctypes.data == address for port, address in self._outputs
-            )
-        return self._checked
-
-    def ran_out(self) -> bool:
-        """Whether a loop was ended before its condition said so."""
-        return self.executable.steps is not None and self._steps[0] <= 0
-
-    def keep_variables(self) -> None:
-        """The run is complete: what it wrote to variables is what they hold."""
-        for target, memory in self._written:
-            target[:] = memory
-
-    def stopped(self) -> bool:
-        """Whether no native work is left, however it ended."""
-        try:
-            return bool(self.infer.wait_for(0))
-        except RuntimeError:
-            return True
-
-
-class Call:
-    """A program's slots bound to certain ranges: checked once, then submitted as often as the guest likes.
-
-    `idle` are requests bound to these ranges, by model. When one of the buffers is freed or the program is unloaded the
-    call is dead: idle requests die with it, one at work dies when it ends.
-    """
-
-    __slots__ = ("dead", "executable", "idle", "ranges", "readers", "shapes", "sizes", "writers")
-
-    def __init__(
-        self, ranges: tuple[Range, ...], sizes: tuple[int, ...], shapes: Shapes, reads: set[Buffer], writes: set[Buffer]
-    ) -> None:
-        self.ranges = ranges
-        self.sizes = sizes
-        self.shapes = shapes
-        self.readers = tuple(reads - writes)
-        self.writers = tuple(writes)
-        self.executable: Executable | None = None
-        self.idle: dict[Executable, Request] = {}
-        self.dead = False
-        for buffer in reads | writes:
-            buffer.calls.add(self)
-
-    def refused(self) -> bool:
-        """Whether running work over one of the buffers stands against running this."""
-        for buffer in self.writers:
-            if buffer.writer or buffer.readers:
-                return True
-        return any(buffer.writer for buffer in self.readers)
-
-    def take(self) -> None:
-        """Guard the buffers."""
-        for buffer in self.readers:
-            buffer.readers += 1
-        for buffer in self.writers:
-            buffer.writer = True
-
-    def release(self) -> None:
-        for buffer in self.readers:
-            buffer.readers -= 1
-        for buffer in self.writers:
-            buffer.writer = False
-
-    def finished(self, request: Request) -> None:
-        """The native work over these buffers is over."""
-        self.release()
-        if not self.dead:
-            self.idle[request.executable] = request
-
-    def let_go(self) -> None:
-        self.dead = True
-        self.idle.clear()
-        for buffer, _ in self.ranges:
-            buffer.calls.discard(self)
 
 
 class Preparing(Protocol):
@@ -252,6 +71,13 @@ class Event:
         self.state = PENDING
 
 
+def _begin(event: Event, request: Request) -> None:
+    """Hand it to the runtime's threads. Raises RuntimeError."""
+    request.infer.start_async()
+    request.started = True
+    event.request = request
+
+
 class Stopping(NamedTuple):
     """Native work asked to stop, and what it runs over."""
 
@@ -265,28 +91,64 @@ class Executor:
     def __init__(self) -> None:
         self.running: dict[Event, None] = {}
         self._unstarted: dict[Event, None] = {}
+        self._held: Event | None = None
+        self.hold = False
+        """The caller will wait for what it submits next, and do nothing before."""
         self.stopping: list[Stopping] = []
 
     def admit(self, event: Event) -> None:
         """Guard the event's buffers and start it, now or when its program has a request for it. Raises BackendError or
         RuntimeError, with nothing kept, if it cannot start."""
+        held, self.hold = self.hold, False
         event.call.take()
         try:
-            self._start(event)
+            if self._held is not None:
+                self._release(self._held)
+            request = event.program.prepare(event.call)
+            cost = request.executable.cost if request is not None else UNKNOWN_COST
+            if held and _AT_ONCE_NS < cost <= _BY_HAND_NS and not event.deadline and not self.running:
+                self._held, event.request = event, request
+            elif request is not None and cost > _AT_ONCE_NS:
+                _begin(event, request)
         except BaseException:
             event.call.release()
             raise
+        if request is not None and cost <= _AT_ONCE_NS:
+            self._run(event, request)
+            return
         self.running[event] = None
-        if event.request is None:
+        if request is None:
             self._unstarted[event] = None
 
     @staticmethod
     def _start(event: Event) -> None:
         request = event.program.prepare(event.call)
         if request is not None:
-            request.infer.start_async()
-            request.started = True
-            event.request = request
+            _begin(event, request)
+
+    def _run(self, event: Event, request: Request) -> None:
+        """Run it here and now, to its end."""
+        event.request = request
+        begin = time.monotonic_ns()
+        try:
+            request.run()
+        except RuntimeError as error:
+            log.error("execution failed: %s", error)
+            self._end(event, BROKEN)
+            return
+        request.executable.took(time.monotonic_ns() - begin)
+        self._end(event, self._verdict(event, request))
+
+    def _release(self, event: Event) -> None:
+        """The caller does something else than wait: what was held for it starts."""
+        self._held = None
+        if event.request is None:
+            return
+        try:
+            _begin(event, event.request)
+        except RuntimeError as error:
+            log.error("execution failed to start: %s", error)
+            self._end(event, BROKEN)
 
     def poll(self, event: Event) -> Polled:
         """State of the event; terminal ones stay."""
@@ -295,12 +157,16 @@ class Executor:
         request = event.request
         if request is None:
             return self._poll_unstarted(event)
+        if event is self._held:
+            self._release(event)
+            return event.state
         try:
             ended = request.infer.wait_for(0)
         except RuntimeError as error:
             log.error("execution failed: %s", error)
             return self._end(event, BROKEN)
         if ended:
+            request.executable.took(int(request.infer.latency * 1e6))
             state = self._end(event, self._verdict(event, request))
             if self._unstarted:
                 self.start_prepared()
@@ -389,6 +255,14 @@ class Executor:
     def wait(self, timeout: float, ready: int, loading: bool) -> None:
         """Block until a submission may have ended or started, at most `timeout` seconds. `ready` is the descriptor that
         tells of finished preparations, and of loads if there are any (`loading`)."""
+        held, self._held = self._held, None
+        if held is not None and held.request is not None:
+            if not loading and held.request.executable.cost < timeout * 1e9:
+                self._run(held, held.request)
+                return
+            self._release(held)
+        if not (self.running or loading):
+            return
         now = time.monotonic_ns()
         end = now + int(timeout * 1e9)
         spin = min(end, now + _SPIN_NS)

@@ -23,11 +23,11 @@ import openvino as ov
 
 from virtaccel.backend_openvino import compile as runtime
 from virtaccel.backend_openvino.buffers import Buffer
-from virtaccel.backend_openvino.execution import Call, Executable, Guard, Range, Request, Shapes, Slot
 from virtaccel.backend_openvino.loader import Job
 from virtaccel.backend_openvino.lowering.builder import BUILT_IN, Builder, has_loops, lower, written_variables
 from virtaccel.backend_openvino.lowering.ranges import FLOATS, bounded
 from virtaccel.backend_openvino.lowering.registry import RECORDS, Refused
+from virtaccel.backend_openvino.requests import Call, Executable, Guard, Range, Request, Shapes, Slot
 from virtaccel.backend_openvino.store import Store
 from virtaccel.device.backend import BackendError, Binding
 from virtaccel.device.wire import Access, Status
@@ -180,7 +180,6 @@ class Source:
             while len(self._variants) > MAX_VARIANTS:
                 self._variants.popitem(last=False)
         return executable
-
 
     def _compiled(self, graph: Graph, variant: Variant) -> Compiled:
         """The variant's model, from the store if one is kept and has it. Raises BackendError."""

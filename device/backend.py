@@ -198,7 +198,8 @@ class Backend(Protocol):
     def destroy_queue(self, queue: Handle) -> ReleaseOutcome: ...
 
     def submit(self, queue: Handle, program: Handle, bindings: Sequence[Binding], timeout_ns: int) -> SubmitOutcome:
-        """Admit, never wait for, one execution. `timeout_ns` counts from admission, 0 is no limit. Rejections: BUSY (a
+        """Admit, never wait for, one execution; one that takes no longer than commands do may be over when this
+        returns. `timeout_ns` counts from admission, 0 is no limit. Rejections: BUSY (a
         buffer is in use in a conflicting way), INVALID_ARGUMENT or INCOMPATIBLE (bindings do not fit the program)."""
 
     def poll_event(self, event: Handle) -> Polled:
@@ -228,6 +229,14 @@ class SharesMemory(Protocol):
 
     def place(self, buffer: Handle) -> int:
         """Offset, in the file, of a buffer's first byte."""
+
+
+class RunsForItsCaller(Protocol):
+    """What a backend may offer besides to whoever uses it in process."""
+
+    def hold(self) -> None:
+        """The caller will submit something next, and then `wait` before anything else: `wait` may do the work itself,
+        on the caller's thread. If the caller does something else after all, the work is started as ever."""
 
 
 class OpenBackend(Protocol):

@@ -158,13 +158,13 @@ class Pending:
             raise
         return True
 
-    def wait(self, patience: float | None = None) -> None:
+    def wait(self, patience: float | None = None, at_once: bool = False) -> None:
         """Until it has ended. Raises ExecutionFailed if it did not complete, TimeoutError if it is still pending after
-        `patience` seconds (then it goes on, and may be waited for again)."""
+        `patience` seconds (then it goes on, and may be waited for again). `at_once` as in Session.wait."""
         if self._event is None:
             return
         session = self._accelerator.session
-        status = session.wait(self._event, patience)
+        status = session.wait(self._event, patience, at_once)
         if status.state == EventState.PENDING:
             raise TimeoutError(f"still running after {patience} s")
         event, self._event = self._event, None
@@ -248,11 +248,18 @@ class Invocation:
             tensor.check(array)
             buffer.write(tensor.encode(array))
 
+    def run(self, state: State | None = None, timeout: float | None = None) -> None:
+        """One run, from start to end. Raises ExecutionFailed; `timeout` as in `submit`."""
+        self._submit(state, timeout, True).wait(at_once=True)
+
     def submit(self, state: State | None = None, timeout: float | None = None) -> Pending:
         """Start one run on what the buffers hold now. `timeout` in seconds from admission; None is no limit.
 
         Raises ExecutionFailed if the device does not take it, BUSY meaning that a run still uses these buffers.
         """
+        return self._submit(state, timeout, False)
+
+    def _submit(self, state: State | None, timeout: float | None, at_once: bool) -> Pending:
         accelerator = self._accelerator
         session = accelerator.session
         if state is not self._packed_for:
@@ -260,7 +267,7 @@ class Invocation:
         timeout_ns = 0 if timeout is None else max(1, int(timeout * 1e9))
         request = session.client.submit(accelerator.queue, self.program.id, self._packed, timeout_ns)
         try:
-            event = session.call(request)
+            event = session.submit(request, at_once)
         except IndeterminateSubmit as error:
             # It may be running. Its event is kept, and given back when the accelerator is closed.
             accelerator.pending.add(Pending(accelerator, error.event))
@@ -321,7 +328,7 @@ class Program:
         checked = self._check(arrays, named)
         invocation = self.invocation(tuple(array.shape for array in checked))
         invocation.write(checked)  # checks again what is cheap to check, against the sizes of this very call
-        invocation.submit(state or self._own_state(), timeout).wait()
+        invocation.run(state or self._own_state(), timeout)
         return invocation.read()
 
     def run(self, inputs: Mapping[str, ArrayLike], **options: Any) -> dict[str, Array]:

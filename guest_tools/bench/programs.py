@@ -55,8 +55,8 @@ def run(accelerator: Accelerator, program: Program, packed: PackedBindings) -> E
     """One submission, from its request to the answer that it is complete; the event still has to be destroyed. Raises
     ExecutionFailed."""
     session = accelerator.session
-    event = session.call(session.client.submit(accelerator.queue, program.id, packed))
-    status = session.wait(event)
+    event = session.submit(session.client.submit(accelerator.queue, program.id, packed), at_once=True)
+    status = session.wait(event, at_once=True)
     if status.state != EventState.COMPLETE:
         raise ExecutionFailed(f"the submission ended as {status.state.name} ({status_name(status.error)})")
     return event
