@@ -12,7 +12,6 @@ request would block.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import select
 import threading
@@ -52,9 +51,9 @@ ENDLESS = Polled(EventState.FAILED, Status.RESOURCE_LIMIT)
 class Preparing(Protocol):
     """What gives a submission its request."""
 
-    def prepare(self, call: Call) -> Request | None:
+    def prepare(self, call: Call, beside: int) -> Request | None:
         """A request bound to the call's ranges; None while its model is being made, or while there can be none because
-        another run of it goes on. Raises BackendError."""
+        another run of it goes on. `beside` are the other submissions under way. Raises BackendError."""
 
 
 class Event:
@@ -104,7 +103,7 @@ class Executor:
         try:
             if self._held is not None:
                 self._release(self._held)
-            request = event.program.prepare(event.call)
+            request = event.program.prepare(event.call, len(self.running))
             cost = request.executable.cost if request is not None else UNKNOWN_COST
             if held and _AT_ONCE_NS < cost <= _BY_HAND_NS and not event.deadline and not self.running:
                 self._held, event.request = event, request
@@ -120,9 +119,8 @@ class Executor:
         if request is None:
             self._unstarted[event] = None
 
-    @staticmethod
-    def _start(event: Event) -> None:
-        request = event.program.prepare(event.call)
+    def _start(self, event: Event) -> None:
+        request = event.program.prepare(event.call, len(self.running) - 1)
         if request is not None:
             _begin(event, request)
 
@@ -299,16 +297,21 @@ class Executor:
         return len(self.running) != before
 
     def _sleep(self, nanoseconds: int, ready: int, loading: bool) -> bool:
-        """Sleep on what is in flight, up to a time; whether `ready` has something to tell. Only one thing can be slept
-        on, so with more than one of them it is a short while on the oldest."""
-        started = [event.request for event in self.running if event.request is not None]
-        if not started:
+        """Sleep on what is in flight, up to a time; whether there is news. Only one thing can be slept on, so with more
+        than one of them it is a short while on the oldest."""
+        oldest = next((event for event in self.running if event.request is not None), None)
+        if oldest is None or oldest.request is None:
             # A model may be in use by another executor, whose work tells nothing here when it ends.
             return bool(select.select([ready], [], [], min(max(nanoseconds, 0) / 1e9, _UNSTARTED_SECONDS))[0])
-        alone = len(started) == len(self.running) == 1 and not loading
-        with contextlib.suppress(RuntimeError):
-            started[0].infer.wait_for(max(nanoseconds // 1_000_000, 1) if alone else 1)
-        return not alone and bool(select.select([ready], [], [], 0)[0])
+        alone = len(self.running) == 1 and not loading
+        try:
+            ended = oldest.request.infer.wait_for(max(nanoseconds // 1_000_000, 1) if alone else 1)
+        except RuntimeError:
+            ended = True
+        if ended:
+            self.poll(oldest)
+            return True
+        return (loading or bool(self._unstarted)) and bool(select.select([ready], [], [], 0)[0])
 
     def close(self) -> None:
         """Cancel everything; what has not stopped at once is parked."""

@@ -15,7 +15,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -48,12 +48,19 @@ MAX_GUARDED_BYTES = 4 << 20
 MAX_CALLS = 16
 """Sets of bindings that one program remembers."""
 
+_CROWD = 2
+"""With so many others under way, the time of one submission matters less than how many end in a second."""
+_STEADY = 32
+"""So many more submissions in a crowd than without one: then a model for crowds is worth compiling."""
+
 
 class Variant(NamedTuple):
-    """Which of a source's models: for these input shapes, and for inputs within the source's limit only, or for any."""
+    """Which of a source's models: for these input shapes; for inputs within the source's limit only, or for any; for
+    one run at a time on all threads, or for many at a time on a thread each."""
 
     shapes: Shapes
     within: bool
+    crowded: bool = False
 
 
 class Argument(NamedTuple):
@@ -184,6 +191,8 @@ class Source:
     def _compiled(self, graph: Graph, variant: Variant) -> Compiled:
         """The variant's model, from the store if one is kept and has it. Raises BackendError."""
         host = self.host
+        if variant.crowded:
+            host = replace(host, tuning=replace(host.tuning, throughput=True))
         store = host.store
         path = store.path(self._key, repr(variant), host.device, host.tuning) if store is not None else None
         if store is not None and path is not None:
@@ -303,6 +312,9 @@ class Program:
         self._latest: tuple[Sequence[Binding], Call] | None = None
         self._spare: Request | None = None
         self._jobs: dict[Variant, Job[Executable]] = {}
+        tuning = source.host.tuning
+        self._crowds = not tuning.throughput and tuning.threads != 1
+        self._crowd = 0
 
     def call(self, bindings: Sequence[Binding]) -> Call:
         """The program bound like this. Raises BackendError if the bindings do not fit."""
@@ -345,9 +357,10 @@ class Program:
                 shapes.append(_resolved(argument, size))
         return tuple(shapes)
 
-    def prepare(self, call: Call) -> Request | None:
+    def prepare(self, call: Call, beside: int) -> Request | None:
         """A request bound to the call's ranges; None while its model is being compiled, or runs and the call has no
-        request yet: making one would block until that run ends. Raises BackendError."""
+        request yet: making one would block until that run ends. `beside` are the submissions under way, of any program.
+        Raises BackendError."""
         executable = call.executable
         if executable is None:
             executable = self._executable(Variant(call.shapes, True))
@@ -356,7 +369,9 @@ class Program:
             if any(slot.bytes != size for slot, size in zip(executable.slots, call.sizes, strict=True)):
                 raise BackendError(Status.INCOMPATIBLE, "an output's binding has another size than the output")
             call.executable = executable
-        if not call.idle and self._spare is None and executable.at_work():
+        if self._crowds:
+            executable = self._for_crowd(executable, call, beside)
+        if executable not in call.idle and self._spare is None and executable.at_work():
             return None  # before inputs are looked at, which a later try would have to do again
         if executable.guards and not within(executable, call.ranges):
             executable = self._executable(Variant(call.shapes, False))
@@ -364,6 +379,22 @@ class Program:
                 return None
         request = call.idle.pop(executable, None)
         return request if request is not None else self._request(executable, call)
+
+    def _for_crowd(self, executable: Executable, call: Call, beside: int) -> Executable:
+        """The model for crowds, if there is a crowd now and has been for a while; else the other."""
+        if beside < _CROWD:
+            if not beside and self._crowd:
+                self._crowd -= 1
+            return executable
+        if self._crowd < _STEADY:
+            self._crowd += 1
+            return executable
+        try:
+            return self._executable(Variant(call.shapes, True, True)) or executable
+        except BackendError as error:
+            log.warning("no model for many submissions at a time: %s", error)
+            self._crowds = False
+            return executable
 
     def _request(self, executable: Executable, call: Call) -> Request | None:
         spare = self._spare

@@ -86,6 +86,15 @@ def arguments() -> argparse.ArgumentParser:
     what.add_argument("--device", help="the backend's own device name, such as CPU or GPU (its choice)")
     what.add_argument("--list-backends", action="store_true", help="print the installed backends and exit")
 
+    what.add_argument(
+        "--threads", metavar="N", type=int, help="processors that one guest's inference may use at a time (all)"
+    )
+    what.add_argument(
+        "--prefer", choices=("latency", "throughput"),
+        help="throughput: always run submissions side by side; latency: only where several are under way all the time "
+        "(latency)",
+    )
+
     apart = parser.add_argument_group("isolation: what happens in processes of their own")
     apart.add_argument(
         "--isolation", choices=("none", "compile", "worker"),
@@ -164,6 +173,8 @@ def _settings(options: argparse.Namespace) -> Settings:
         raise ConfigError(f"--queue-size is {options.queue_size}, must be 2 to {MAX_RING_SIZE}")
     if options.max_chain > options.queue_size:
         raise ConfigError(f"--max-chain {options.max_chain} above --queue-size {options.queue_size}")
+    if options.threads is not None and options.threads < 1:
+        raise ConfigError("--threads is at least 1")
     if options.turn < 1 or options.poll_us < 0:
         raise ConfigError("--turn is at least 1 and --poll-us not below 0")
     several = len(options.socket_path) + len(options.sockets) > 1
@@ -194,6 +205,10 @@ def _opener(options: argparse.Namespace) -> tuple[OpenBackend, Callable[[], None
     for name, value in (("SECONDS", options.compile_seconds), ("MEMORY", options.compile_memory)):
         if value is not None:
             os.environ[f"VIRTACCEL_COMPILE_{name}"] = str(value)
+    if options.threads is not None:
+        os.environ["VIRTACCEL_THREADS"] = str(options.threads)
+    if options.prefer is not None:
+        os.environ["VIRTACCEL_HINT"] = options.prefer
     if isolation == "worker":
         _entry(options.backend)
         isolated = IsolatingOpener(options.backend, WorkerLimits(options.worker_memory))

@@ -62,6 +62,7 @@ def test_description_file_agrees_with_the_program(root: Path) -> None:
         (["--socket-path", "a", "--max-response-bytes", "1G"], "max_response_bytes"),
         (["--socket-path", "a", "--max-backing-bytes", "lots"], "no number of bytes"),
         (["--socket-path", "a", "--turn", "0"], "--turn"),
+        (["--socket-path", "a", "--threads", "0"], "--threads"),
     ],
 )
 def test_what_cannot_be_done_is_said_at_once(tmp_path: Path, options: list[str], says: str) -> None:
