@@ -7,6 +7,7 @@ which hold every value of theirs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Final, TypeAlias
 
@@ -125,7 +126,7 @@ def unpack(data: bytes | memoryview, dtype: DType, shape: Sequence[int]) -> Arra
 
     Raises ValueError if the byte count is not the shape's.
     """
-    count = int(np.prod(shape, dtype=np.int64))
+    count = math.prod(shape)
     if len(data) != packed_bytes(dtype, count):
         raise ValueError(f"{len(data)} bytes for {count} elements of {dtype.name}")
     if dtype == DType.INT4:

@@ -62,6 +62,23 @@ def packed_node(data: bytes, shape: tuple[int, ...], dtype: DType) -> ov.Output:
     return ov.op.Constant(tensor, shared_memory=False).output(0)
 
 
+_CONVERTED_BY_NUMPY = 4096
+"""Elements; beyond these the runtime's conversion is many times faster."""
+_from_half = ops.convert(ops.parameter([-1], ov.Type.f16), ov.Type.f32)
+
+
+def as_f32(array: Array) -> NDArray[np.float32]:
+    """The array as FP32; itself if it is."""
+    if array.dtype != np.float16 or array.size < _CONVERTED_BY_NUMPY:
+        return array.astype(np.float32, copy=False)
+    wide = np.empty(array.size, np.float32)
+    half = ov.Tensor(np.ascontiguousarray(array).reshape(-1).view(np.uint8), ov.Shape([array.size]), ov.Type.f16)
+    done = _from_half.evaluate([ov.Tensor(wide, shared_memory=True)], [half])
+    if not done or not np.isfinite(wide).all():  # it makes signalling NaNs quiet
+        return array.astype(np.float32)
+    return wide.reshape(array.shape)
+
+
 class _Fields(NamedTuple):
     """Bits of a number: all of it, its exponent, its sign."""
 
@@ -98,7 +115,7 @@ def _fold_cast(site: Site, array: Array) -> Array | None:
     source, target = site.inputs[0].dtype if site.inputs[0] else DType.UNKNOWN, site.out_dtypes[0]
     widens = target in _WIDER and source in _WIDER and _WIDER[target] >= _WIDER[source]
     if widens or (source in _FLOATS and target is DType.FP32):
-        return array.astype(CARRIER[target])
+        return as_f32(array) if target is DType.FP32 else array.astype(CARRIER[target])
     if source in _FLOATS and target in _FLOATS:
         with np.errstate(over="ignore", invalid="ignore"):
             return unpack(pack(array, target), target, array.shape)

@@ -3,7 +3,7 @@
 TOSA wants NaN kept where the runtime's kernels drop it, and keeping it costs passes over memory. Where no NaN and no
 infinity can be, none of that is needed. So a program is compiled for inputs within a limit, and once more, with all
 care, if a submission ever brings others. Intervals are kept for each index of the last axis (the channel), so that a
-channel's own weights count. Knows TOSA operators as real functions; nothing of the runtime.
+channel's own weights count, and for all limits at once. Knows TOSA operators as real functions; nothing of the runtime.
 """
 
 from __future__ import annotations
@@ -11,48 +11,42 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from virtaccel.backend_openvino.lowering.numbers import as_f32
 from virtaccel.tosa_graph.elements import unpack
-from virtaccel.tosa_graph.graph import Block, DType, Graph, Op, Operator, packed_bytes
+from virtaccel.tosa_graph.graph import Block, DType, Graph, Op, Operator, Tensor
+from virtaccel.tosa_graph.node import decode, width
 
 LIMITS = (2.0**40, 2.0**20, 2.0**15, 1024.0, 256.0)
 """Limits tried for the inputs' magnitude, widest first; the last takes bytes as they come."""
 
 FLOATS = frozenset({DType.FP32, DType.FP16, DType.BF16})
+_FLOATING = FLOATS | {DType.FP8E4M3, DType.FP8E5M2}
 _LARGEST = {DType.FP32: 1e36, DType.FP16: 6e4, DType.BF16: 1e36}
 """What counts as finite, with a margin for rounding and for algorithms that scale their partial sums."""
 _MARGIN = 2.0**-10
-"""Relative to the size of a sum's terms: more than rounding does to a sum of 8192, or to a result."""
+"""Relative to the size of a sum's terms: more than rounding does to a sum of 4096, or to a result."""
+_ROUNDING = 2.0**-22
+"""The same for each term of longer sums: a quarter for the runtime's rounding, a quarter for that of the bounds."""
+_TINY = 2.0**-110
+"""More than a result loses where numbers below FP32's smallest normal one count as zero; in sums for each term."""
 _INTEGERS = {DType.BOOL: 1.0, DType.INT4: 8.0, DType.INT8: 255.0, DType.INT16: 65535.0, DType.INT32: 2.0**31}
 _SENSITIVE = frozenset({Op.CLAMP, Op.MAX_POOL2D, Op.MAXIMUM, Op.MINIMUM, Op.REDUCE_MAX, Op.REDUCE_MIN, Op.ARGMAX})
 """Operators whose lowering is simpler for finite numbers."""
+_FOLDED = frozenset({Op.CAST, Op.RESHAPE, Op.TRANSPOSE, Op.IDENTITY})
+"""What weights commonly pass on their way."""
+_BLOCK = 1 << 14
+"""Weights looked at together: few enough to stay in the cache, and for a product that is not worth several threads."""
 
-Reals = NDArray[Any]
-
-
-class Interval(NamedTuple):
-    """Bounds by index of the last axis, or one for all."""
-
-    low: Reals
-    high: Reals
-
-    @property
-    def magnitude(self) -> Reals:
-        return np.maximum(np.abs(self.low), np.abs(self.high))
-
-    def whole(self) -> Interval:
-        """One interval for all channels."""
-        return Interval(self.low.min(keepdims=True), self.high.max(keepdims=True))
-
-    def for_axis(self, size: int) -> Interval:
-        """One interval for each of `size` channels."""
-        if len(self.low) == size:
-            return self
-        return Interval(np.full(size, self.low.min()), np.full(size, self.high.max()))
+Reach: TypeAlias = NDArray[np.float32]
+"""How far values reach below and above zero, [2, limits or 1, channels or 1]: the negated lower bounds, then the upper
+ones. NaN for a limit within which nothing is known. FP32 does: what its rounding takes is a small part of the margin.
+"""
+Weights: TypeAlias = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,31 +57,101 @@ class Bounds:
     tensors: frozenset[str]
 
 
-class _Known(NamedTuple):
-    """What holds for any limit: values of constants, their intervals, and sums of weights by tensor."""
+class _Constants:
+    """Tensors whose values are in the file, or follow from it by moving or casting them; looked at when asked for."""
 
-    constants: dict[str, NDArray[Any]]
-    intervals: dict[str, Interval]
-    sums: dict[str, tuple[Reals, Reals]]
+    def __init__(self, block: Block) -> None:
+        self._block = block
+        self._stored: dict[str, Tensor] = {}
+        self._made: dict[str, Operator] = {}
+        self._arrays: dict[str, Weights] = {}
+        self._wide: dict[str, Weights] = {}
+        self._reaches: dict[str, Reach | None] = {}
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._stored or name in self._made
 
-class _Walk(NamedTuple):
-    """What is known so far: intervals of tensors, and what is known anyway."""
+    def store(self, tensor: Tensor) -> None:
+        self._stored[tensor.name] = tensor
 
-    block: Block
-    intervals: dict[str, Interval]
-    known: _Known
+    def make(self, operator: Operator) -> None:
+        """An operator of `_FOLDED` on a constant."""
+        self._made[operator.outputs[0]] = operator
 
-    @property
-    def constants(self) -> dict[str, NDArray[Any]]:
-        return self.known.constants
+    def array(self, name: str) -> Weights:
+        """The values, casts left out."""
+        waiting: list[Operator] = []
+        array = self._arrays.get(name)
+        while array is None:
+            operator = self._made.get(name)
+            if operator is None:
+                tensor = self._stored[name]
+                array = self._arrays[name] = unpack(tensor.data or b"", tensor.dtype, tensor.shape)
+                break
+            waiting.append(operator)
+            name = operator.inputs[0]
+            array = self._arrays.get(name)
+        while waiting:
+            operator = waiting.pop()
+            name = operator.outputs[0]
+            perms = operator.attributes.get("perms")
+            if operator.op is Op.TRANSPOSE and isinstance(perms, tuple):
+                array = np.transpose(array, perms)
+            elif operator.op is Op.RESHAPE:
+                array = array.reshape(self._block.tensors[name].shape)
+            self._arrays[name] = array
+        return array
 
-    def of(self, operator: Operator, index: int) -> Interval | None:
-        name = operator.inputs[index] if index < len(operator.inputs) else ""
-        found = self.intervals.get(name) or self.known.intervals.get(name)
-        if found is None and name in self.constants:
-            found = self.known.intervals[name] = _of_constant(self.constants[name])
+    def wide(self, name: str) -> Weights:
+        """The values in FP32."""
+        found = self._wide.get(name)
+        if found is None:
+            found = self._wide[name] = as_f32(self.array(name))
         return found
+
+    def reach(self, name: str) -> Reach | None:
+        """None if there are others than finite numbers, or larger ones than the type's."""
+        if name not in self._reaches:
+            self._reaches[name] = self._reach(name)
+        return self._reaches[name]
+
+    def _reach(self, name: str) -> Reach | None:
+        array = self.array(name)
+        if array.dtype == np.float16:  # whose extremes numpy is slow to find
+            array = self.wide(name)
+        rows = array.reshape(-1, array.shape[-1] if array.ndim else 1)
+        found = np.empty((2, 1, rows.shape[1]), np.float32)
+        found[0, 0] = rows[0] if len(rows) == 1 else np.minimum.reduce(rows)
+        found[1, 0] = rows[0] if len(rows) == 1 else np.maximum.reduce(rows)
+        np.negative(found[0], out=found[0])
+        largest = math.inf
+        if name in self._made:  # perhaps a cast
+            found = _widened(found)
+            largest = _LARGEST.get(self._block.tensors[name].dtype, math.inf)
+        top = float(found.max())
+        return found if top <= largest and top < math.inf else None
+
+
+class _Walk:
+    """What is known so far of a block's tensors. `everywhere` are finite within all limits, `partly` within those that
+    are marked."""
+
+    def __init__(self, block: Block) -> None:
+        self.block = block
+        self.constants = _Constants(block)
+        self.reaches: dict[str, Reach] = {}
+        self.everywhere: set[str] = set()
+        self.partly: dict[str, NDArray[np.bool_]] = {}
+
+    def of(self, operator: Operator, index: int) -> Reach | None:
+        name = operator.inputs[index] if index < len(operator.inputs) else ""
+        found = self.reaches.get(name)
+        return self.constants.reach(name) if found is None and name in self.constants else found
+
+    def weights(self, operator: Operator) -> Weights | None:
+        """The second operand if it is known, in FP32."""
+        name = operator.inputs[1]
+        return self.constants.wide(name) if name in self.constants else None
 
     def shape(self, operator: Operator, index: int) -> tuple[int, ...]:
         return self.block.tensors[operator.inputs[index]].shape
@@ -95,194 +159,252 @@ class _Walk(NamedTuple):
     def out_shape(self, operator: Operator) -> tuple[int, ...]:
         return self.block.tensors[operator.outputs[0]].shape
 
+    def keep(self, name: str, found: Reach, dtype: DType) -> None:
+        """Keep what was found, widened by what rounding may add; nothing for limits within which it is too large."""
+        largest = _LARGEST[dtype]
+        if float(found.max()) <= largest:
+            self.everywhere.add(name)
+        else:
+            fits = found.max(axis=(0, 2)) <= largest
+            if not fits.any():
+                return
+            found = np.where(fits[:, np.newaxis], found, np.float32(math.nan))
+            self.partly[name] = fits
+        self.reaches[name] = _widened(found)
 
-Rule = Callable[[_Walk, Operator], Interval | None]
+
+Rule = Callable[[_Walk, Operator], Reach | None]
 
 
-def _scalar(low: float, high: float) -> Interval:
-    return Interval(np.array([low]), np.array([high]))
+def _scalar(low: float, high: float) -> Reach:
+    return np.array([[[-low]], [[high]]], np.float32)
 
 
-def _hull(*intervals: Interval) -> Interval:
-    lows = np.broadcast_arrays(*[interval.low for interval in intervals])
-    highs = np.broadcast_arrays(*[interval.high for interval in intervals])
-    return Interval(np.min(lows, axis=0), np.max(highs, axis=0))
+_UPWARDS = _scalar(0.0, 1.0)
 
 
-def _of_constant(array: NDArray[Any]) -> Interval:
-    rows = array.reshape(-1, array.shape[-1] if array.ndim else 1)
-    low, high = rows.min(axis=0).astype(np.float64), rows.max(axis=0).astype(np.float64)
-    if np.isfinite(low).all() and np.isfinite(high).all():
-        return Interval(low, high)
-    return _scalar(-math.inf, math.inf)
+def _joined(down: Reach, up: Reach) -> Reach:
+    reach = np.empty((2, *down.shape), np.float32)
+    reach[0], reach[1] = down, up
+    return reach
+
+
+def _widened(reach: Reach) -> Reach:
+    """With room for what rounding one result may do."""
+    wide: Reach = reach + (_MARGIN * np.maximum.reduce(reach) + _TINY)
+    return wide
+
+
+def _whole(reach: Reach) -> Reach:
+    """One interval for all channels."""
+    found: Reach = reach.max(axis=2, keepdims=True)
+    return found
+
+
+def _largest(reach: Reach) -> Reach:
+    """The largest magnitude within each limit, [1, limits or 1, 1]."""
+    found: Reach = reach.max(axis=(0, 2), keepdims=True)
+    return found
 
 
 # ---- rules
 
 
-def _parts(walk: _Walk, name: str, weights: NDArray[Any], axes: tuple[int, ...]) -> tuple[Reals, Reals]:
-    """Sums of the positive and of the negative weights over `axes`; `name` is whose weights they are."""
-    found = walk.known.sums.get(name)
-    if found is None:
-        wide = weights.astype(np.float32, copy=False)
-        positive = np.maximum(wide, 0).sum(axis=axes)
-        found = walk.known.sums[name] = positive, wide.sum(axis=axes) - positive
-    return found
+def _with_zeros(reach: Reach, channels: int) -> Reach:
+    """For each of the channels, the values and the zeros of padding."""
+    if reach.shape[2] != channels:
+        reach = np.broadcast_to(_whole(reach), (2, reach.shape[1], channels))
+    return np.maximum(reach, 0.0)
 
 
-def _convolution(walk: _Walk, operator: Operator) -> Interval | None:
+def _convolution(walk: _Walk, operator: Operator) -> Reach | None:
     """Sums over windows; weights are [OC, window..., IC]."""
-    value, bias = walk.of(operator, 0), walk.of(operator, 2)
-    weights = walk.constants.get(operator.inputs[1])
+    value, bias, weights = walk.of(operator, 0), walk.of(operator, 2), walk.weights(operator)
     if value is None or bias is None or weights is None:
         return None
-    window = tuple(range(1, weights.ndim - 1))
-    # Padding brings in zeros.
-    value = _hull(value, _scalar(0, 0)).for_axis(weights.shape[-1])
-    return _summed(value, *_parts(walk, operator.outputs[0], weights, window), bias)
+    count, channels = weights.shape[0], weights.shape[-1]
+    low, high = _with_zeros(value, channels)
+    middle, span = (high - low).T, (high + low).T
+    rows = weights.reshape(count, -1, channels)
+    step = max(_BLOCK // (rows.shape[1] * channels), 1)
+    shifts, spans = np.empty((2, count, span.shape[1]), np.float32)
+    sizes = np.empty((min(step, count), rows.shape[1], channels), np.float32)
+    for start in range(0, count, step):
+        part = rows[start : start + step]
+        size = np.abs(part, out=sizes[: len(part)])
+        if rows.shape[1] == 1:
+            part, size = part[:, 0], size[:, 0]
+        else:
+            part, size = np.add.reduce(part, axis=1), np.add.reduce(size, axis=1)
+        np.matmul(part, middle, out=shifts[start : start + step])
+        np.matmul(size, span, out=spans[start : start + step])
+    return _summed(shifts.T, spans.T, bias, rows.shape[1] * channels)
 
 
-def _summed(value: Interval, positive: Reals, negative: Reals, bias: Interval) -> Interval | None:
-    """Sums over channels of weights [OC, IC], or of each channel by itself for weights [C]."""
-    times = np.matmul if positive.ndim == 2 else np.multiply
-    terms = times(positive - negative, value.magnitude) + bias.magnitude
-    margin = _MARGIN * terms
-    low = times(positive, value.low) + times(negative, value.high) + bias.low - margin
-    high = times(positive, value.high) + times(negative, value.low) + bias.high + margin
-    return Interval(low, high) if terms.max() <= _LARGEST[DType.FP32] else None
-
-
-def _depthwise(walk: _Walk, operator: Operator) -> Interval | None:
-    value, bias = walk.of(operator, 0), walk.of(operator, 2)
-    weights = walk.constants.get(operator.inputs[1])
+def _depthwise(walk: _Walk, operator: Operator) -> Reach | None:
+    """Sums over windows of each channel by itself; weights are [window..., C, M]."""
+    value, bias, weights = walk.of(operator, 0), walk.of(operator, 2), walk.weights(operator)
     if value is None or bias is None or weights is None:
         return None
     channels, multiplier = weights.shape[2:]
-    positive, negative = _parts(walk, operator.outputs[0], weights.reshape(-1, channels * multiplier), (0,))
-    value = _hull(value, _scalar(0, 0)).for_axis(channels)
-    repeated = Interval(np.repeat(value.low, multiplier), np.repeat(value.high, multiplier))
-    return _summed(repeated, positive, negative, bias)
+    value = _with_zeros(value, channels)
+    if multiplier != 1:
+        value = np.repeat(value, multiplier, axis=2)
+    rows = weights.reshape(-1, channels * multiplier)
+    shifts = np.add.reduce(rows) * (value[1] - value[0])
+    return _summed(shifts, np.add.reduce(np.abs(rows)) * (value[1] + value[0]), bias, len(rows))
 
 
-def _matmul(walk: _Walk, operator: Operator) -> Interval | None:
+def _summed(shifts: Reach, spans: Reach, bias: Reach, count: int) -> Reach:
+    """Sums of `count` products and a bias, [limits, channels]. With weights w and operands between c - r and c + r they
+    are between w c - |w| r and w c + |w| r: `shifts` are 2 w c, `spans` 2 |w| r. Operands may be zero, so that none is
+    larger than 2 r, and the magnitudes of the products do not add up to more than `spans`."""
+    terms = spans + np.maximum.reduce(bias)
+    reach = np.empty((2, *terms.shape), np.float32)
+    np.subtract(spans, shifts, out=reach[0])
+    np.add(spans, shifts, out=reach[1])
+    reach *= 0.5
+    reach += bias
+    reach += max(_MARGIN, count * _ROUNDING) * terms + count * _TINY
+    if not float(terms.max()) <= _LARGEST[DType.FP32]:
+        reach[:, ~(terms.max(axis=1) <= _LARGEST[DType.FP32])] = math.nan
+    return reach
+
+
+def _product_sum(reach: Reach, count: int) -> Reach:
+    """Sums of `count` numbers of magnitudes up to these."""
+    wide: Reach = np.repeat(reach * (count * (1 + count * _ROUNDING)), 2, axis=0)
+    return wide
+
+
+def _matmul(walk: _Walk, operator: Operator) -> Reach | None:
     left, right = walk.of(operator, 0), walk.of(operator, 1)
     if left is None or right is None:
         return None
-    reach = float(left.magnitude.max() * right.magnitude.max() * walk.shape(operator, 0)[-1])
-    return _scalar(-reach, reach)
+    return _product_sum(_largest(left) * _largest(right), walk.shape(operator, 0)[-1])
 
 
-def _add(walk: _Walk, operator: Operator) -> Interval | None:
+def _reduce_sum(walk: _Walk, operator: Operator) -> Reach | None:
+    value, axis = walk.of(operator, 0), operator.attributes.get("axis")
+    if value is None or not isinstance(axis, int):
+        return None
+    return _product_sum(_largest(value), walk.shape(operator, 0)[axis])
+
+
+def _add(walk: _Walk, operator: Operator) -> Reach | None:
     left, right = walk.of(operator, 0), walk.of(operator, 1)
-    return None if left is None or right is None else Interval(left.low + right.low, left.high + right.high)
+    return None if left is None or right is None else left + right
 
 
-def _subtract(walk: _Walk, operator: Operator) -> Interval | None:
+def _subtract(walk: _Walk, operator: Operator) -> Reach | None:
     left, right = walk.of(operator, 0), walk.of(operator, 1)
-    return None if left is None or right is None else Interval(left.low - right.high, left.high - right.low)
+    return None if left is None or right is None else left + right[::-1]
 
 
-def _multiply(walk: _Walk, operator: Operator) -> Interval | None:
+def _multiply(walk: _Walk, operator: Operator) -> Reach | None:
+    """The extremes are among the products of ends: ends of one side give positive products, of two sides negative."""
     left, right = walk.of(operator, 0), walk.of(operator, 1)
     if left is None or right is None:
         return None
-    corners = np.broadcast_arrays(*[a * b for a in left for b in right])
-    return Interval(np.min(corners, axis=0), np.max(corners, axis=0))
+    alike, crossed = left * right, left * right[::-1]
+    return _joined(
+        np.maximum(np.maximum.reduce(crossed), -np.minimum.reduce(alike)),
+        np.maximum(np.maximum.reduce(alike), -np.minimum.reduce(crossed)),
+    )
 
 
-def _maximum(walk: _Walk, operator: Operator) -> Interval | None:
+def _maximum(walk: _Walk, operator: Operator) -> Reach | None:
     left, right = walk.of(operator, 0), walk.of(operator, 1)
     if left is None or right is None:
         return None
-    return Interval(np.maximum(left.low, right.low), np.maximum(left.high, right.high))
+    return _joined(np.minimum(left[0], right[0]), np.maximum(left[1], right[1]))
 
 
-def _minimum(walk: _Walk, operator: Operator) -> Interval | None:
+def _minimum(walk: _Walk, operator: Operator) -> Reach | None:
     left, right = walk.of(operator, 0), walk.of(operator, 1)
     if left is None or right is None:
         return None
-    return Interval(np.minimum(left.low, right.low), np.minimum(left.high, right.high))
+    return _joined(np.maximum(left[0], right[0]), np.minimum(left[1], right[1]))
 
 
-def _clamp(walk: _Walk, operator: Operator) -> Interval | None:
+def _clamp(walk: _Walk, operator: Operator) -> Reach | None:
     value = walk.of(operator, 0)
     if value is None:
         return None
     dtype = walk.block.tensors[operator.inputs[0]].dtype
     low, high = (
-        float(unpack(given[: packed_bytes(dtype, 1)], dtype, (1,))[0]) if isinstance(given, bytes) else math.nan
+        float(decode(given, dtype)) if isinstance(given, bytes) and len(given) >= width(dtype) else math.nan
         for given in (operator.attributes.get("min_val"), operator.attributes.get("max_val"))
     )
-    return Interval(np.clip(value.low, low, high), np.clip(value.high, low, high))
+    ends = _scalar(low, high)
+    return np.minimum(np.maximum(value, -ends[::-1]), ends)
 
 
-def _same(walk: _Walk, operator: Operator) -> Interval | None:
+def _same(walk: _Walk, operator: Operator) -> Reach | None:
     """The values of the operand, its last axis kept."""
     return walk.of(operator, 0)
 
 
-def _mixed(walk: _Walk, operator: Operator) -> Interval | None:
+def _mixed(walk: _Walk, operator: Operator) -> Reach | None:
     """The values of the operand, in other places."""
     value = walk.of(operator, 0)
-    return None if value is None else value.whole()
+    return None if value is None else _whole(value)
 
 
-def _reshape(walk: _Walk, operator: Operator) -> Interval | None:
+def _reshape(walk: _Walk, operator: Operator) -> Reach | None:
     value, before, after = walk.of(operator, 0), walk.shape(operator, 0), walk.out_shape(operator)
     if value is None or (before and after and before[-1] == after[-1]):
         return value
-    return value.whole()
+    return _whole(value)
 
 
-def _pad(walk: _Walk, operator: Operator) -> Interval | None:
+def _pad(walk: _Walk, operator: Operator) -> Reach | None:
     value, constant = walk.of(operator, 0), walk.of(operator, 2)
-    return None if value is None or constant is None else _hull(value.whole(), constant.whole())
+    return None if value is None or constant is None else np.maximum(_whole(value), _whole(constant))
 
 
-def _concat(walk: _Walk, operator: Operator) -> Interval | None:
-    found = [walk.of(operator, index) for index in range(len(operator.inputs))]
-    pieces = [interval.whole() for interval in found if interval is not None]
-    return _hull(*pieces) if len(pieces) == len(operator.inputs) else None
+def _concat(walk: _Walk, operator: Operator) -> Reach | None:
+    total: Reach | None = None
+    for index in range(len(operator.inputs)):
+        found = walk.of(operator, index)
+        if found is None:
+            return None
+        total = _whole(found) if total is None else np.maximum(total, _whole(found))
+    return total
 
 
-def _select(walk: _Walk, operator: Operator) -> Interval | None:
+def _select(walk: _Walk, operator: Operator) -> Reach | None:
     on_true, on_false = walk.of(operator, 1), walk.of(operator, 2)
-    return None if on_true is None or on_false is None else _hull(on_true, on_false)
+    return None if on_true is None or on_false is None else np.maximum(on_true, on_false)
 
 
-def _absolute(walk: _Walk, operator: Operator) -> Interval | None:
+def _absolute(walk: _Walk, operator: Operator) -> Reach | None:
     value = walk.of(operator, 0)
-    return None if value is None else Interval(np.zeros_like(value.low), value.magnitude)
+    return None if value is None else np.maximum.reduce(value) * _UPWARDS
 
 
-def _negate(walk: _Walk, operator: Operator) -> Interval | None:
+def _negate(walk: _Walk, operator: Operator) -> Reach | None:
     value = walk.of(operator, 0)
-    return None if value is None else Interval(-value.high, -value.low)
+    return None if value is None else value[::-1]
 
 
-def _rounding(walk: _Walk, operator: Operator) -> Interval | None:
+def _rounding(walk: _Walk, operator: Operator) -> Reach | None:
     value = walk.of(operator, 0)
-    return None if value is None else Interval(value.low - 1, value.high + 1)
-
-
-def _reduce_sum(walk: _Walk, operator: Operator) -> Interval | None:
-    value, axis = walk.of(operator, 0), operator.attributes.get("axis")
-    if value is None or not isinstance(axis, int):
-        return None
-    reach = float(value.magnitude.max()) * walk.shape(operator, 0)[axis]
-    return _scalar(-reach, reach)
+    return None if value is None else value + 1.0
 
 
 def _between(low: float, high: float) -> Rule:
     """A function with these values for every finite operand."""
+    ends = _scalar(low, high)
 
-    def rule(walk: _Walk, operator: Operator) -> Interval | None:
-        return None if walk.of(operator, 0) is None else _scalar(low, high)
+    def rule(walk: _Walk, operator: Operator) -> Reach | None:
+        value = walk.of(operator, 0)
+        return None if value is None else ends + 0.0 * _largest(value)
 
     return rule
 
 
-def _cast(walk: _Walk, operator: Operator) -> Interval | None:
+def _cast(walk: _Walk, operator: Operator) -> Reach | None:
     dtype = walk.block.tensors[operator.inputs[0]].dtype
     if dtype in _INTEGERS:
         return _scalar(-_INTEGERS[dtype], _INTEGERS[dtype])
@@ -334,46 +456,40 @@ _RULES: dict[Op, Rule] = {
 # ---- the walk
 
 
-def _fold(walk: _Walk, operator: Operator) -> None:
-    """Follow constants through what weights commonly pass on their way."""
-    source = walk.constants.get(operator.inputs[0]) if operator.inputs else None
-    if source is None or operator.op not in (Op.CAST, Op.RESHAPE, Op.TRANSPOSE, Op.IDENTITY):
-        return
-    perms = operator.attributes.get("perms")
-    if operator.op is Op.TRANSPOSE and isinstance(perms, tuple):
-        source = np.transpose(source, perms)
-    elif operator.op is Op.RESHAPE:
-        source = source.reshape(walk.out_shape(operator))
-    walk.constants[operator.outputs[0]] = source
-
-
-def _visit(walk: _Walk, operator: Operator) -> None:
-    if not operator.outputs or operator.outputs[0] not in walk.block.tensors:
-        return
-    name = operator.outputs[0]
-    tensor = walk.block.tensors[name]
-    if name in walk.constants:
+def _visit(walk: _Walk, operator: Operator, sensitive: set[str]) -> None:
+    name = operator.outputs[0] if operator.outputs else ""
+    tensor = walk.block.tensors.get(name)
+    if tensor is None:
         return
     if operator.op is Op.CONST and tensor.data is not None:
-        walk.constants[name] = unpack(tensor.data, tensor.dtype, tensor.shape)
+        walk.constants.store(tensor)
         return
-    _fold(walk, operator)
+    if operator.op in _FOLDED and operator.inputs and operator.inputs[0] in walk.constants:
+        walk.constants.make(operator)
+        if walk.block.tensors[operator.inputs[0]].dtype in _FLOATING and operator.inputs[0] not in walk.reaches:
+            # Still a constant when it is lowered, which then needs no bounds.
+            if name in sensitive and walk.constants.reach(name) is not None:
+                walk.everywhere.add(name)
+            return
     rule = _RULES.get(operator.op)
     found = rule(walk, operator) if rule is not None and tensor.dtype in FLOATS else None
-    if found is not None and float(found.magnitude.max()) <= _LARGEST[tensor.dtype]:
-        margin = _MARGIN * found.magnitude
-        walk.intervals[name] = Interval(found.low - margin, found.high + margin)
+    if found is not None:
+        walk.keep(name, found, tensor.dtype)
 
 
-def _within(graph: Graph, limit: float, known: _Known) -> frozenset[str]:
-    """Tensors that are finite for inputs within `limit`, apart from constants."""
-    walk = _Walk(graph.main, {}, known)
+def _walked(graph: Graph, sensitive: set[str]) -> _Walk:
+    """What is finite for inputs within each of the limits, apart from constants."""
+    walk = _Walk(graph.main)
+    limits = np.array(LIMITS, np.float32)
     for tensor in graph.inputs:
-        if tensor.dtype in FLOATS and limit <= _LARGEST[tensor.dtype]:
-            walk.intervals[tensor.name] = _scalar(-limit, limit)
+        if tensor.dtype in FLOATS:
+            fits = limits <= _LARGEST[tensor.dtype]
+            reach = np.where(fits, limits, np.float32(math.nan))
+            walk.reaches[tensor.name] = _joined(reach, reach)[:, :, np.newaxis]
+            walk.partly[tensor.name] = fits
     for operator in graph.main.operators:
-        _visit(walk, operator)
-    return frozenset(walk.intervals)
+        _visit(walk, operator, sensitive)
+    return walk
 
 
 def _sensitive(block: Block) -> set[str]:
@@ -391,14 +507,17 @@ def _sensitive(block: Block) -> set[str]:
 def bounded(graph: Graph) -> Bounds | None:
     """The widest limit that is worth most, and what is finite within it; None if it helps no operator."""
     sensitive = {name for name in _sensitive(graph.main) if graph.main.tensors[name].dtype in FLOATS}
-    known = _Known({}, {}, {})
-    best: Bounds | None = None
-    helped = 0
-    for limit in LIMITS if sensitive else ():
-        with np.errstate(over="ignore", invalid="ignore"):
-            tensors = _within(graph, limit, known)
-        if len(tensors & sensitive) > helped:
-            best, helped = Bounds(limit, tensors), len(tensors & sensitive)
-        if helped == len(sensitive):
-            break
-    return best
+    if not sensitive:
+        return None
+    with np.errstate(over="ignore", invalid="ignore"):
+        walk = _walked(graph, sensitive)
+    always = len(walk.everywhere & sensitive)
+    helped = [
+        always + sum(bool(fits[index]) for name, fits in walk.partly.items() if name in sensitive)
+        for index in range(len(LIMITS))
+    ]
+    best = helped.index(max(helped))
+    if helped[best] == 0:
+        return None
+    tensors = walk.everywhere | {name for name, fits in walk.partly.items() if fits[best]}
+    return Bounds(LIMITS[best], frozenset(tensors))

@@ -9,6 +9,7 @@ from graphs import Const, single
 
 from virtaccel.backend_openvino.lowering import layout as axes
 from virtaccel.backend_openvino.lowering.builder import lower
+from virtaccel.backend_openvino.lowering.numbers import as_f32
 from virtaccel.backend_openvino.lowering.ranges import bounded
 from virtaccel.backend_openvino.lowering.registry import Refused
 from virtaccel.tosa_graph.elements import pack
@@ -220,6 +221,61 @@ def test_bounds_hold_at_the_limit() -> None:
         worst = np.tile(signs[channel], (1, 2, 2, 1))[:, :6, :5] * np.float32(found.limit)
         for name, got in zip(graph.main.outputs, lowered.run(writer.to_bytes(), [worst]), strict=True):
             assert name not in found.tensors or np.isfinite(got).all()
+
+
+def clamped(writer: GraphWriter, value: str, shape: tuple[int, ...]) -> str:
+    clamp = {"min_val": np.float32(-1).tobytes(), "max_val": np.float32(1).tobytes()}
+    return writer.operator(Op.CLAMP, [value], (shape, DType.FP32), clamp)
+
+
+def test_the_limit_is_the_one_that_helps_most_operators() -> None:
+    """x to the fourth is finite for x up to 2^20 and x to the eighth for 2^14, but not above."""
+    writer = GraphWriter()
+    x = writer.input("x", (4,), DType.FP32)
+    zero = writer.constant(np.zeros(1, np.int8))
+    powers = [x]
+    for _ in range(3):
+        powers.append(writer.operator(Op.MUL, [powers[-1], powers[-1], zero], ((4,), DType.FP32)))
+    writer.output(*(clamped(writer, power, (4,)) for power in powers[:3]))
+    found = bounded(read(writer.to_bytes()))
+    assert found is not None
+    assert found.limit == 2.0**20
+    assert set(powers[:3]) <= found.tensors
+    assert powers[3] not in found.tensors
+    writer.output(clamped(writer, powers[3], (4,)))
+    found = bounded(read(writer.to_bytes()))
+    assert found is not None
+    assert found.limit == 1024.0
+    assert set(powers) <= found.tensors
+
+
+@pytest.mark.parametrize(("weight", "finite"), [(1e20, True), (3e34, False), (np.inf, False), (np.nan, False)])
+def test_every_weight_counts(weight: float, finite: bool) -> None:
+    """One odd weight among more than are looked at together: no sum of its channel is bounded."""
+    rng = np.random.default_rng(7)
+    weights = rng.standard_normal((70, 1, 1, 300), np.float32)
+    weights[69, 0, 0, 299] = weight
+    writer = GraphWriter()
+    x = writer.input("x", (1, 1, 1, 300), DType.FP32)
+    zeros = [writer.constant(np.zeros(1, np.float32)) for _ in range(2)]
+    bias = writer.constant(np.zeros(70, np.float32))
+    attributes = {
+        "pad": (0, 0, 0, 0), "stride": (1, 1), "dilation": (1, 1), "local_bound": False, "acc_type": DType.FP32,
+    }  # fmt: skip
+    spec = ((1, 1, 1, 70), DType.FP32)
+    y = writer.operator(Op.CONV2D, [x, writer.constant(weights), bias, *zeros], spec, attributes)
+    writer.output(clamped(writer, x, (1, 1, 1, 300)), clamped(writer, y, (1, 1, 1, 70)))
+    found = bounded(read(writer.to_bytes()))
+    assert found is not None
+    assert found.limit == 2.0**40
+    assert (y in found.tensors) == finite
+
+
+def test_halves_are_widened_as_numpy_widens_them() -> None:
+    every = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    for halves in (every, every[np.isfinite(every)], every.reshape(256, 256).T, every[:100]):
+        wide = halves.astype(np.float32)
+        assert np.array_equal(as_f32(halves).view(np.uint32), wide.view(np.uint32))
 
 
 def test_no_bounds_where_they_help_nothing() -> None:
