@@ -322,18 +322,21 @@ class Server:
         outcome = self._backend.submit(objects[queue], objects[program], bindings, timeout)
         if isinstance(outcome, Rejected):
             return Answer(Kind.REPLY, Outcome.REFUSED, outcome.status).pack()
-        self._running[slot] = _Running(slot, turn, outcome.event, time.monotonic())
+        running = self._running[slot] = _Running(slot, turn, outcome.event, time.monotonic())
+        self._look_at(running)  # a small program is over by now, and the daemon may be asked at once
         if isinstance(outcome, Indeterminate):
             return Answer(Kind.REPLY, Outcome.DOUBTFUL, outcome.status).pack()
         return None
 
     def _look(self) -> None:
         """Note what has ended. Its event is given back at once: the daemon knows all there is to know."""
-        poll = self._backend.poll_event
         for running in list(self._running.values()):
-            polled = poll(running.event)
-            if polled.state != EventState.PENDING:
-                self._note(running, int(polled.state), int(polled.error))
+            self._look_at(running)
+
+    def _look_at(self, running: _Running) -> None:
+        polled = self._backend.poll_event(running.event)
+        if polled.state != EventState.PENDING:
+            self._note(running, int(polled.state), int(polled.error))
 
     def _note(self, running: _Running, state: int, error: int) -> None:
         slot, turn, event, _ = running
@@ -351,9 +354,7 @@ class Server:
         if running is None or running.turn != turn:
             return Answer(Kind.REPLY, Outcome.REFUSED, Status.BUSY).pack()  # completion won
         self._backend.cancel_event(running.event)
-        polled = self._backend.poll_event(running.event)
-        if polled.state != EventState.PENDING:
-            self._note(running, int(polled.state), int(polled.error))
+        self._look_at(running)
         return None
 
     def _destroy_event(self, data: bytes) -> bytes | None:
