@@ -36,7 +36,6 @@ from virtaccel.tosa_graph.schema import (
     CompatibilitySlot,
     GraphSlot,
     Kind,
-    OperatorSlot,
     RegionSlot,
     ShapeSlot,
     TensorSlot,
@@ -50,17 +49,21 @@ _U32: Final = Struct("<I")
 _I32: Final = Struct("<i")
 _U64: Final = Struct("<Q")
 _U8: Final = Struct("<B")
+_u32 = _U32.unpack_from
+_i32 = _I32.unpack_from
+_u64 = _U64.unpack_from
+_SHORT: Final = 17
+_U32S: Final = tuple(Struct(f"<{length}I") for length in range(_SHORT))
+_I32S: Final = tuple(Struct(f"<{length}i") for length in range(_SHORT))
+"""Lists of fewer than `_SHORT` numbers, by length: nearly all."""
 
 _OPS: Final = {int(op): op for op in Op}
 _DTYPES: Final = {int(dtype): dtype for dtype in DType}
 _VARIABLE_ACCESS: Final = frozenset({Op.VARIABLE_READ, Op.VARIABLE_WRITE})
-_SCALED: Final = (
-    TensorSlot.SCALE_TYPE,
-    TensorSlot.SCALE_DATA,
-    TensorSlot.BLOCK_SHAPE,
-    TensorSlot.SCALE_OFFSET,
-    TensorSlot.SCALE_SIZE,
-)
+_OPERATOR_WIDTHS: Final = (4, 1, 4, 4, 4)
+_TENSOR_WIDTHS: Final = (4, 4, 4, 4, 1, 1, 4, 8, 8, 4, 4, 4, 8, 8)
+"""Bytes of the fields read of the two tables there are most of, by slot (OperatorSlot, TensorSlot)."""
+_SCALED: Final = slice(TensorSlot.SCALE_TYPE, TensorSlot.SCALE_SIZE + 1)
 _MAX_SLOTS: Final = 64  # no table of the schema has as many fields; what a later one adds is not looked at
 _ALIGNMENT: Final = 8  # constants may be padded with zeros to a multiple of this (force_align in the schema)
 
@@ -85,13 +88,22 @@ class ReadLimits:
 DEFAULT_LIMITS: Final = ReadLimits()
 
 
-class _Vtable(NamedTuple):
-    table_bytes: int
-    slots: tuple[int, ...]
+class _Vtable:
+    """Where a table's fields lie: for each of `_MAX_SLOTS` slots an offset from the table's position, 0 if absent."""
+
+    __slots__ = ("fitting", "scaled", "slots", "table_bytes")
+
+    def __init__(self, table_bytes: int, slots: tuple[int, ...]) -> None:
+        self.table_bytes = table_bytes
+        self.slots = slots + (0,) * (_MAX_SLOTS - len(slots))
+        self.fitting: tuple[int, ...] = ()
+        """Widths of fields that were found to fit."""
+        self.scaled = any(self.slots[_SCALED])
+        """Whether it has fields of block scaling, if it is a tensor's."""
 
 
 class _Table(NamedTuple):
-    """A table found good: its position and layout. A slot's entry is an offset from the position, 0 if absent."""
+    """A table found good: its position and layout."""
 
     position: int
     vtable: _Vtable
@@ -100,14 +112,16 @@ class _Table(NamedTuple):
 class _Reader:
     """The bytes, what has been read of them so far, and the primitive accesses."""
 
-    def __init__(self, data: Bytes, limits: ReadLimits) -> None:
-        self.data = memoryview(data).cast("B")
-        self.size = len(self.data)
+    def __init__(self, data: bytes, limits: ReadLimits) -> None:
+        self.data = data
+        self.size = len(data)
         self.limits = limits
+        self.max_name_bytes = limits.max_name_bytes
         self.budget = 2 * self.size
         self.counts: dict[str, int] = {}
         self._vtables: dict[int, _Vtable] = {}
         self._strings: dict[int, str] = {}
+        self._names: dict[str, str] = {}
 
     def fail(self, text: str) -> NoReturn:
         raise TosaError(f"not a TOSA file: {text}")
@@ -124,18 +138,30 @@ class _Reader:
             raise TosaError(f"more than {limit} {what}")
         self.counts[what] = total
 
-    def table(self, position: int) -> _Table:
+    def layout(self, position: int) -> _Vtable:
         """Check a table: its vtable inside the file, every entry inside the table, the table inside the file."""
         if position < 0 or position + 4 > self.size:
             self.fail("a table lies outside")
-        vtable_position = position - _I32.unpack_from(self.data, position)[0]
+        vtable_position = position - _i32(self.data, position)[0]
         vtable = self._vtables.get(vtable_position)
         if vtable is None:
             vtable = self._vtables[vtable_position] = self._vtable(vtable_position)
         if position + vtable.table_bytes > self.size:
             self.fail("a table's end lies outside")
-        self.charge(vtable.table_bytes)
-        return _Table(position, vtable)
+        self.budget -= vtable.table_bytes
+        if self.budget < 0:
+            self.fail("its parts overlap")
+        return vtable
+
+    def fit(self, vtable: _Vtable, widths: tuple[int, ...]) -> None:
+        """See that fields of these widths, slot by slot, end inside the tables that are laid out like this."""
+        for offset, width in zip(vtable.slots, widths, strict=False):
+            if offset and offset + width > vtable.table_bytes:
+                self.fail("a field ends outside its table")
+        vtable.fitting = widths
+
+    def table(self, position: int) -> _Table:
+        return _Table(position, self.layout(position))
 
     def _vtable(self, position: int) -> _Vtable:
         if position < 0 or position + 4 > self.size:
@@ -152,10 +178,9 @@ class _Reader:
 
     def field(self, table: _Table, slot: int, width: int) -> int:
         """Position of a field of `width` bytes, 0 if absent (no field can lie at 0, where the root offset is)."""
-        slots = table.vtable.slots
-        if slot >= len(slots) or not slots[slot]:
+        offset = table.vtable.slots[slot]
+        if not offset:
             return 0
-        offset = slots[slot]
         if offset + width > table.vtable.table_bytes:
             self.fail("a field ends outside its table")
         return table.position + offset
@@ -169,10 +194,11 @@ class _Reader:
 
     def follow(self, position: int) -> int:
         """Where the unsigned offset at `position` leads."""
-        offset: int = _U32.unpack_from(self.data, position)[0]
-        if offset < 4 or position + offset > self.size - 4:
+        offset: int = _u32(self.data, position)[0]
+        lead = position + offset
+        if offset < 4 or lead > self.size - 4:
             self.fail("an offset leads outside")
-        return position + offset
+        return lead
 
     def reference(self, table: _Table, slot: int) -> int:
         """Where an offset field leads, 0 if absent."""
@@ -181,71 +207,92 @@ class _Reader:
 
     def vector(self, position: int, width: int) -> tuple[int, int]:
         """First element's position, and length, of a vector of elements of `width` bytes."""
-        length: int = _U32.unpack_from(self.data, position)[0]
+        length: int = _u32(self.data, position)[0]
         if length * width > self.size - position - 4:
             self.fail("a vector's end lies outside")
-        self.charge(4 + length * width)
+        self.budget -= 4 + length * width
+        if self.budget < 0:
+            self.fail("its parts overlap")
         return position + 4, length
 
-    def offsets(self, table: _Table, slot: int, limit: int, what: str) -> list[int]:
-        """Where the elements of a vector of offsets lead; none if the field is absent."""
-        target = self.reference(table, slot)
-        if not target:
-            return []
+    def offsets(self, target: int, limit: int, what: str) -> list[int]:
+        """Where the elements of the vector of offsets at `target` lead."""
         position, length = self.vector(target, 4)
         if length > limit:
             raise TosaError(f"more than {limit} {what}")
-        leads = [
-            position + 4 * index + offset
-            for index, offset in enumerate(unpack_from(f"<{length}I", self.data, position))
-        ]
-        if leads and (max(leads) > self.size - 4 or min(leads) < position + 4):
-            self.fail("an offset leads outside")
+        self.count(what, length, self.limits.max_operands if what == "operands" else limit)
+        if length < _SHORT:
+            offsets = _U32S[length].unpack_from(self.data, position)
+        else:
+            offsets = unpack_from(f"<{length}I", self.data, position)
+        first, last = position + 4, self.size - 4
+        leads = []
+        for offset in offsets:
+            lead = position + offset
+            if not first <= lead <= last:
+                self.fail("an offset leads outside")
+            leads.append(lead)
+            position += 4
         return leads
 
-    def tables(self, table: _Table, slot: int, limit: int, what: str) -> list[_Table]:
-        """A vector of tables, each listed once."""
-        leads = self.offsets(table, slot, limit, what)
+    def tables(self, table: _Table, slot: int, limit: int, what: str) -> list[int]:
+        """Positions of a vector of tables, each listed once; the tables are still to be looked at."""
+        target = self.reference(table, slot)
+        leads = self.offsets(target, limit, what) if target else []
         if len(set(leads)) != len(leads):
             self.fail(f"{what} share a table")
-        self.count(what, len(leads), limit)
-        return [self.table(lead) for lead in leads]
+        return leads
 
     def string_at(self, position: int) -> str:
         text = self._strings.get(position)
         if text is None:
             start, length = self.vector(position, 1)
-            if length > self.limits.max_name_bytes:
-                raise TosaError(f"a name longer than {self.limits.max_name_bytes} bytes")
-            if start + length >= self.size or self.data[start + length]:
+            if length > self.max_name_bytes:
+                raise TosaError(f"a name longer than {self.max_name_bytes} bytes")
+            end = start + length
+            data = self.data
+            if end >= self.size or data[end]:
                 self.fail("a string does not end")
             try:
-                text = str(self.data[start : start + length], "utf-8")
+                text = data[start:end].decode()
             except UnicodeDecodeError:
                 self.fail("a string is not UTF-8")
-            self._strings[position] = text
+            # One object for one name: what looks names up then compares and hashes them but once.
+            text = self._strings[position] = self._names.setdefault(text, text)
         return text
 
     def string(self, table: _Table, slot: int) -> str:
         position = self.reference(table, slot)
         return self.string_at(position) if position else ""
 
-    def strings(self, table: _Table, slot: int, limit: int) -> tuple[str, ...]:
-        leads = self.offsets(table, slot, limit, "operands")
-        self.count("operands", len(leads), self.limits.max_operands)
-        return tuple(map(self.string_at, leads))
+    def strings_at(self, target: int, limit: int) -> tuple[str, ...]:
+        """The vector of strings at `target`."""
+        known = self._strings
+        names = []
+        for lead in self.offsets(target, limit, "operands"):
+            text = known.get(lead)
+            names.append(self.string_at(lead) if text is None else text)
+        return tuple(names)
 
-    def int32s(self, table: _Table, slot: int, limit: int) -> tuple[int, ...]:
+    def strings(self, table: _Table, slot: int, limit: int) -> tuple[str, ...]:
         target = self.reference(table, slot)
-        if not target:
-            return ()
+        return self.strings_at(target, limit) if target else ()
+
+    def int32s_at(self, target: int, limit: int) -> tuple[int, ...]:
+        """The vector of numbers at `target`."""
         position, length = self.vector(target, 4)
         if length > limit:
             raise TosaError(f"a list of more than {limit} numbers")
+        if length < _SHORT:
+            return _I32S[length].unpack_from(self.data, position)
         return unpack_from(f"<{length}i", self.data, position)
 
-    def blob(self, table: _Table, slot: int) -> memoryview | None:
-        """A vector of bytes, not copied yet; None if the field is absent."""
+    def int32s(self, table: _Table, slot: int, limit: int) -> tuple[int, ...]:
+        target = self.reference(table, slot)
+        return self.int32s_at(target, limit) if target else ()
+
+    def blob(self, table: _Table, slot: int) -> bytes | None:
+        """A vector of bytes; None if the field is absent."""
         target = self.reference(table, slot)
         if not target:
             return None
@@ -254,15 +301,15 @@ class _Reader:
 
 
 def read(data: Bytes, limits: ReadLimits = DEFAULT_LIMITS) -> Graph:
-    """The graph in a file. `data` must not change meanwhile; tensor data is copied out of it once.
+    """The graph in a file. Tensor data is copied out of it once; data that may change is copied as a whole before.
 
     Raises TosaError for anything that is not a well-formed file of TOSA 1.0, or of the 1.1 draft as far as it only uses
     what 1.0 has: later operators, element types and block scaling are refused, and so is data outside the file.
     """
     if len(data) > limits.max_file_bytes:
         raise TosaError(f"a file of more than {limits.max_file_bytes} bytes")
-    reader = _Reader(data, limits)
-    if reader.size < 12 or bytes(reader.data[4:8]) != FILE_IDENTIFIER:
+    reader = _Reader(bytes(data), limits)
+    if reader.size < 12 or reader.data[4:8] != FILE_IDENTIFIER:
         reader.fail("the file identifier is missing")
     root = reader.table(reader.follow(0))
     version = _version(reader, root)
@@ -270,7 +317,8 @@ def read(data: Bytes, limits: ReadLimits = DEFAULT_LIMITS) -> Graph:
     if compatibility and reader.scalar(reader.table(compatibility), CompatibilitySlot.FEATURES, _U64, 0):
         raise TosaError("the file needs features of a later draft")
     regions = tuple(
-        _region(reader, table) for table in reader.tables(root, GraphSlot.REGIONS, limits.max_regions, "regions")
+        _region(reader, reader.table(position))
+        for position in reader.tables(root, GraphSlot.REGIONS, limits.max_regions, "regions")
     )
     if not regions:
         raise TosaError("the file holds no region")
@@ -299,7 +347,7 @@ def _region(reader: _Reader, table: _Table) -> Region:
     blocks = reader.tables(table, RegionSlot.BLOCKS, reader.limits.max_blocks, "blocks")
     if not blocks:
         raise TosaError(f"region {short(name)} has no block")
-    return Region(name, tuple(_block(reader, block) for block in blocks))
+    return Region(name, tuple(_block(reader, reader.table(block)) for block in blocks))
 
 
 def _block(reader: _Reader, table: _Table) -> Block:
@@ -313,7 +361,7 @@ def _block(reader: _Reader, table: _Table) -> Block:
         tensors[tensor.name] = tensor
     shapes: dict[str, Shape] = {}
     for entry in reader.tables(table, BlockSlot.SHAPES, limits.max_shapes, "shapes"):
-        shape = _shape(reader, entry)
+        shape = _shape(reader, reader.table(entry))
         if shape.name in shapes or shape.name in tensors:
             raise TosaError(f"two values are called {short(shape.name)}")
         shapes[shape.name] = shape
@@ -329,52 +377,64 @@ def _block(reader: _Reader, table: _Table) -> Block:
     return Block(name, operators, tensors, shapes, inputs, outputs)
 
 
-def _tensor(reader: _Reader, table: _Table) -> Tensor:
-    name = reader.string(table, TensorSlot.NAME)
+def _tensor(reader: _Reader, position: int) -> Tensor:
+    vtable = reader.layout(position)
+    if vtable.fitting is not _TENSOR_WIDTHS:
+        reader.fit(vtable, _TENSOR_WIDTHS)
+    named, shaped, typed, filled, variable, unranked, variable_named, offset, size = vtable.slots[:9]
+    data = reader.data
+    name = reader.string_at(reader.follow(position + named)) if named else ""
     if not name:
         raise TosaError("a tensor has no name")
-    if reader.scalar(table, TensorSlot.OFFSET, _U64, 0) or reader.scalar(table, TensorSlot.SIZE, _U64, 0):
+    if (offset and _u64(data, position + offset)[0]) or (size and _u64(data, position + size)[0]):
         raise TosaError(f"tensor {short(name)}: its data lie outside the FlatBuffer")
-    if any(slot < len(table.vtable.slots) and table.vtable.slots[slot] for slot in _SCALED):
-        _refuse_scaled(reader, table, name)
-    number = reader.scalar(table, TensorSlot.TYPE, _U32, 0)
+    if vtable.scaled:
+        _refuse_scaled(reader, position, vtable, name)
+    number = _u32(data, position + typed)[0] if typed else 0
     dtype = _DTYPES.get(number)
     if not dtype:
         raise TosaError(f"tensor {short(name)}: element type {number} is unknown to TOSA 1.0")
-    shape = reader.int32s(table, TensorSlot.SHAPE, reader.limits.max_rank)
-    blob = reader.blob(table, TensorSlot.DATA)
+    shape = reader.int32s_at(reader.follow(position + shaped), reader.limits.max_rank) if shaped else ()
+    constant = None
+    if filled:
+        start, length = reader.vector(reader.follow(position + filled), 1)
+        if length:
+            constant = _constant(name, data, start, length, dtype, shape)
     return Tensor(
         name,
         shape,
         dtype,
-        _constant(name, blob, dtype, shape) if blob else None,
-        reader.boolean(table, TensorSlot.VARIABLE),
-        reader.boolean(table, TensorSlot.UNRANKED),
-        reader.string(table, TensorSlot.VARIABLE_NAME),
+        constant,
+        bool(variable and data[position + variable]),
+        bool(unranked and data[position + unranked]),
+        reader.string_at(reader.follow(position + variable_named)) if variable_named else "",
     )
 
 
-def _refuse_scaled(reader: _Reader, table: _Table, name: str) -> None:
+def _refuse_scaled(reader: _Reader, position: int, vtable: _Vtable, name: str) -> None:
     """Block scaling came after 1.0; its fields may be present with nothing in them."""
-    numbers = (
-        reader.scalar(table, TensorSlot.SCALE_TYPE, _U32, 0),
-        reader.scalar(table, TensorSlot.BLOCK_SHAPE, _U32, 0),
-        reader.scalar(table, TensorSlot.SCALE_OFFSET, _U64, 0),
-        reader.scalar(table, TensorSlot.SCALE_SIZE, _U64, 0),
-    )
-    if any(numbers) or reader.blob(table, TensorSlot.SCALE_DATA):
+    data = reader.data
+    scale_type, scale_data, block_shape, offset, size = vtable.slots[_SCALED]
+    if (
+        (scale_type and _u32(data, position + scale_type)[0])
+        or (block_shape and _u32(data, position + block_shape)[0])
+        or (offset and _u64(data, position + offset)[0])
+        or (size and _u64(data, position + size)[0])
+        or (scale_data and reader.vector(reader.follow(position + scale_data), 1)[1])
+    ):
         raise TosaError(f"tensor {short(name)}: block scaling is unknown to TOSA 1.0")
 
 
-def _constant(name: str, blob: memoryview, dtype: DType, shape: Sequence[int]) -> bytes:
+def _constant(name: str, data: bytes, start: int, length: int, dtype: DType, shape: Sequence[int]) -> bytes:
     """A tensor's data without the padding; exactly what its shape needs."""
     if min(shape, default=0) < 0:
         raise TosaError(f"tensor {short(name)}: data for a shape that is not known")
     need = packed_bytes(dtype, prod(shape))
-    padded = -(-need // _ALIGNMENT) * _ALIGNMENT
-    if len(blob) != need and (len(blob) != padded or any(blob[need:])):
-        raise TosaError(f"tensor {short(name)}: {len(blob)} bytes of data, its shape needs {need}")
-    return bytes(blob[:need])
+    if length != need:
+        padded = -(-need // _ALIGNMENT) * _ALIGNMENT
+        if length != padded or any(data[start + need : start + length]):
+            raise TosaError(f"tensor {short(name)}: {length} bytes of data, its shape needs {need}")
+    return data[start : start + need]
 
 
 def _shape(reader: _Reader, table: _Table) -> Shape:
@@ -396,34 +456,41 @@ def _shape(reader: _Reader, table: _Table) -> Shape:
     return Shape(name, rank, unpack_from(f"<{rank}q", blob))
 
 
-def _operator(reader: _Reader, table: _Table) -> Operator:
-    number = reader.scalar(table, OperatorSlot.OP, _U32, 0)
+def _operator(reader: _Reader, position: int) -> Operator:
+    vtable = reader.layout(position)
+    if vtable.fitting is not _OPERATOR_WIDTHS:
+        reader.fit(vtable, _OPERATOR_WIDTHS)
+    numbered, union_typed, attributed, reads, writes = vtable.slots[:5]
+    data = reader.data
+    number = _u32(data, position + numbered)[0] if numbered else 0
     op = _OPS.get(number)
     if op is None:
         raise TosaError(f"operator number {number} is unknown to TOSA 1.0")
-    union_type = reader.scalar(table, OperatorSlot.ATTRIBUTE_TYPE, _U8, 0)
+    union_type = data[position + union_typed] if union_typed else 0
     if union_type != op:
         # Serialisers write variable accesses as IDENTITY, told apart by their attribute alone.
         access = _OPS.get(union_type)
         if op != Op.IDENTITY or access not in _VARIABLE_ACCESS:
             raise TosaError(f"{op.name} carries the attributes of operator number {union_type}")
         op = access
-    position = reader.reference(table, OperatorSlot.ATTRIBUTE)
-    if not position:
+    if not attributed:
         raise TosaError(f"{op.name} carries no attributes")
-    attribute_table = reader.table(position)
+    attribute_table = reader.table(reader.follow(position + attributed))
     attributes = {
-        field.name: _ATTRIBUTE_READERS[field.kind](reader, attribute_table, slot)
-        for slot, field in enumerate(ATTRIBUTES[op])
+        name: read_attribute(reader, attribute_table, slot) for name, read_attribute, slot in _ATTRIBUTE_FIELDS[op]
     }
     limit = reader.limits.max_operator_operands
-    inputs = reader.strings(table, OperatorSlot.INPUTS, limit)
-    return Operator(op, attributes, inputs, reader.strings(table, OperatorSlot.OUTPUTS, limit))
+    return Operator(
+        op,
+        attributes,
+        reader.strings_at(reader.follow(position + reads), limit) if reads else (),
+        reader.strings_at(reader.follow(position + writes), limit) if writes else (),
+    )
 
 
 def _bytes(reader: _Reader, table: _Table, slot: int) -> AttributeValue:
     blob = reader.blob(table, slot)
-    return DEFAULTS[Kind.BYTES] if blob is None else bytes(blob)
+    return DEFAULTS[Kind.BYTES] if blob is None else blob
 
 
 _ATTRIBUTE_READERS: Final[dict[Kind, Callable[[_Reader, _Table, int], AttributeValue]]] = {
@@ -433,6 +500,12 @@ _ATTRIBUTE_READERS: Final[dict[Kind, Callable[[_Reader, _Table, int], AttributeV
     Kind.I32S: lambda reader, table, slot: reader.int32s(table, slot, 2 * reader.limits.max_rank),
     Kind.BYTES: _bytes,
     Kind.STRING: lambda reader, table, slot: reader.string(table, slot),
+}
+
+
+_ATTRIBUTE_FIELDS: Final = {
+    op: tuple((field.name, _ATTRIBUTE_READERS[field.kind], slot) for slot, field in enumerate(fields))
+    for op, fields in ATTRIBUTES.items()
 }
 
 

@@ -79,7 +79,7 @@ class Version:
     draft: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Tensor:
     """A named tensor. `data` is set for constants and for initial values of variables."""
 
@@ -101,7 +101,7 @@ class Shape:
     values: tuple[int, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Operator:
     """One operator. `attributes` hold every field of the operator's attribute table, by the schema's field name, absent
     fields as their defaults; NaN mode, rounding mode and resize mode as the schema's integers."""

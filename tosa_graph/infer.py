@@ -7,7 +7,7 @@ here: it needs the regions. Standard library only.
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import isnan
+from math import isnan, prod
 from typing import Final, TypeAlias, cast
 
 from virtaccel.tosa_graph import infer_tensor as tensor
@@ -51,11 +51,14 @@ def negate(node: Node) -> tuple[Dims, ...]:
 
 def clamp(node: Node) -> tuple[Dims, ...]:
     dtype = node.dtypes[0]
+    count = width(dtype)
     bounds = []
     for name in ("min_val", "max_val"):
         data = cast(bytes, node.attributes[name])
-        require(len(data) >= width(dtype), f"{name} has {len(data)} bytes, not {width(dtype)}")
-        require(not any(data[width(dtype) :]), f"{name} holds more than one {dtype.name}")
+        if len(data) < count:
+            raise TosaError(f"{name} has {len(data)} bytes, not {count}")
+        if any(data[count:]):
+            raise TosaError(f"{name} holds more than one {dtype.name}")
         bounds.append(decode(data, dtype))
     require(not any(map(isnan, bounds)), "min_val and max_val must not be NaN")
     require(bounds[0] <= bounds[1], "min_val exceeds max_val")
@@ -69,7 +72,8 @@ def table(node: Node) -> tuple[Dims, ...]:
 
 def _axis(node: Node, rank: int) -> int:
     axis = node.number("axis")
-    require(0 <= axis < rank, f"axis {axis} is outside rank {rank}")
+    if not 0 <= axis < rank:
+        raise TosaError(f"axis {axis} is outside rank {rank}")
     return axis
 
 
@@ -128,9 +132,14 @@ def reshape(node: Node) -> tuple[Dims, ...]:
         if UNKNOWN not in shape + node.declared[0]:
             require(size(shape) == size(node.declared[0]), "input and output differ in size")
         return node.declared
-    require(target.count(UNKNOWN) <= 1, "more than one dimension is to be found")
-    require(all(extent >= 1 or extent == UNKNOWN for extent in target), "a dimension is less than 1")
+    unknown = target.count(UNKNOWN)
+    require(unknown <= 1, "more than one dimension is to be found")
+    for extent in target:
+        if extent < 1 and extent != UNKNOWN:
+            raise TosaError("a dimension is less than 1")
     elements = size(shape)
+    if not unknown and elements == prod(target):
+        return (target,)
     if elements == UNKNOWN:
         return (target,)
     known = size(tuple(extent for extent in target if extent != UNKNOWN))
@@ -168,7 +177,8 @@ def tile(node: Node) -> tuple[Dims, ...]:
 def transpose(node: Node) -> tuple[Dims, ...]:
     shape = node.shapes[0]
     perms = node.numbers("perms", len(shape))
-    require(sorted(perms) == list(range(len(shape))), f"perms {list(perms)} is no permutation of {len(shape)} axes")
+    if sorted(perms) != list(range(len(shape))):
+        raise TosaError(f"perms {list(perms)} is no permutation of {len(shape)} axes")
     return (tuple(shape[axis] for axis in perms),)
 
 

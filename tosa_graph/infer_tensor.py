@@ -54,8 +54,8 @@ def _strides(node: Node, axes: int) -> Dims:
 
 def _bias(node: Node, channels: int) -> None:
     extent = node.shapes[2][0]
-    if UNKNOWN not in (extent, channels):
-        require(extent in (1, channels), f"bias has {extent} elements for {channels} output channels")
+    if extent != channels and extent != 1 and extent != UNKNOWN and channels != UNKNOWN:
+        raise TosaError(f"bias has {extent} elements for {channels} output channels")
 
 
 def _zero_points(node: Node) -> None:

@@ -59,6 +59,8 @@ class Node(NamedTuple):
     def fixed(self, operand: int, shape: Dims, name: str) -> None:
         """An operand whose shape the standard fixes."""
         actual = self.shapes[operand]
+        if actual == shape:
+            return
         fits = len(actual) == len(shape) and all(
             one == other or UNKNOWN in (one, other) for one, other in zip(actual, shape, strict=True)
         )
@@ -73,8 +75,10 @@ class Node(NamedTuple):
     def zero_point(self, operand: int, name: str) -> None:
         """A zero point: one element, zero unless the type is INT8."""
         self.fixed(operand, (1,), name)
-        if self.dtypes[operand] != DType.INT8:
-            require(self.scalar(operand) in (None, 0), f"{name} must be zero unless the type is INT8")
+        if self.dtypes[operand] is not DType.INT8:
+            value = self.scalar(operand)
+            if value is not None and value != 0:
+                raise TosaError(f"{name} must be zero unless the type is INT8")
 
 
 def require(condition: bool, rule: str) -> None:
@@ -84,6 +88,8 @@ def require(condition: bool, rule: str) -> None:
 
 def same(rule: str, *dimensions: int) -> int:
     """The dimension all of these are; unknown if none is known."""
+    if len(dimensions) == 2 and dimensions[0] == dimensions[1]:
+        return dimensions[0]
     known = {dimension for dimension in dimensions if dimension != UNKNOWN}
     if len(known) > 1:
         raise TosaError(rule)
@@ -92,6 +98,8 @@ def same(rule: str, *dimensions: int) -> int:
 
 def broadcast(*shapes: Dims) -> Dims:
     """The shape these broadcast to (section 1.9.3): ranks equal, each dimension equal or 1."""
+    if shapes[0] == shapes[-1] and len(shapes) <= 2:
+        return shapes[0]
     if len({len(shape) for shape in shapes}) > 1:
         raise TosaError(f"ranks differ: {_list(shapes)}")
     result = []
@@ -120,7 +128,8 @@ def decode(data: bytes, dtype: DType) -> int | float:
         return nibble - 16 if nibble & 8 else nibble
     form = _FORMS.get(dtype)
     if form is not None:
-        return cast("int | float", form.unpack_from(data)[0])
+        value: int | float = form.unpack_from(data)[0]
+        return value
     raw = data[: _BITS_ONLY[dtype]]
     if dtype == DType.BF16:
         return cast(float, struct.unpack("<f", b"\0\0" + raw)[0])

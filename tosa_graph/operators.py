@@ -40,6 +40,9 @@ class Signature(NamedTuple):
     results: tuple[Operand, ...]
     variables: tuple[str, ...]
     rows: dict[tuple[DType, ...], tuple[Need, ...]]
+    repeats_operand: bool
+    repeats_result: bool
+    """Whether the last may be repeated or absent; no other is."""
 
 
 FIXED_TYPES: Final = {"bool_t": DType.BOOL, "i8_t": DType.INT8}
@@ -84,12 +87,9 @@ def _signature(operands: str, results: str, variables: str, rows: str) -> Signat
         types, needs = row.split("=")
         key = tuple(_TYPES[word] for word in types.split())
         table[key] = tuple(_need(need.strip()) for need in needs.split("|"))
-    return Signature(
-        tuple(map(_operand, operands.split())),
-        tuple(map(_operand, results.split())),
-        tuple(variables.split()),
-        table,
-    )
+    takes, gives = tuple(map(_operand, operands.split())), tuple(map(_operand, results.split()))
+    repeats = [bool(pattern) and pattern[-1].repeated for pattern in (takes, gives)]
+    return Signature(takes, gives, tuple(variables.split()), table, *repeats)
 
 
 _FLOAT = "fp16 = FP; bf16 = BF16; fp32 = FP"

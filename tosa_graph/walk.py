@@ -9,10 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Final, NamedTuple, cast
 
 from virtaccel.tosa_graph.flatbuffer import short
-from virtaccel.tosa_graph.graph import Block, DType, Graph, Op, Operator, Region, Shape, Tensor, TosaError, packed_bytes
+from virtaccel.tosa_graph.graph import (
+    AttributeValue,
+    Block,
+    DType,
+    Graph,
+    Op,
+    Operator,
+    Region,
+    Shape,
+    Tensor,
+    TosaError,
+    packed_bytes,
+)
 from virtaccel.tosa_graph.infer import INFERENCE, nan_mode
 from virtaccel.tosa_graph.node import UNKNOWN, Dims, Node, require, same, size
 from virtaccel.tosa_graph.operators import FIXED_TYPES, SIGNATURES, Need, Operand, Signature
@@ -70,6 +83,8 @@ class Walk:
         self.variables = {tensor.variable_name: tensor for tensor in graph.variables}
         self.scopes: dict[str, Scope] = {}
         self.needs: set[tuple[Need, ...]] = set()
+        self._typed: set[tuple[Op, AttributeValue | None, tuple[DType, ...], tuple[DType, ...]]] = set()
+        """Operators with their accumulator and their operands' and results' types, found good."""
         self.total = 0
         self.dynamic = False
         self._calls: dict[str, Call] = {}
@@ -159,67 +174,84 @@ class Walk:
 
     def _define(self, scope: Scope, tensor: Tensor, shape: Dims) -> None:
         """A tensor comes into being with a shape, which has to fit the declared one, the level and the budget."""
-        require(tensor.name not in scope.shapes, f"{short(tensor.name)} is defined twice")
-        require(not tensor.unranked, f"{short(tensor.name)} has no rank")
-        require(tensor.dtype != DType.SHAPE, f"{short(tensor.name)} is a tensor of shapes")
-        shape = merge(shape, tensor.shape)
-        require(len(shape) <= self.level.max_rank, f"rank {len(shape)} exceeds MAX_RANK {self.level.max_rank}")
-        known = all(extent >= 1 or extent == UNKNOWN for extent in shape)
-        require(known, f"shape {list(shape)} has an empty dimension")
-        elements = size(shape)
-        if elements == UNKNOWN:
-            require(self.dynamic, f"shape {list(shape)} is unknown though all inputs are known")
-        else:
-            self._account(packed_bytes(tensor.dtype, elements))
+        if tensor.name in scope.shapes:
+            raise TosaError(f"{short(tensor.name)} is defined twice")
+        if tensor.unranked:
+            raise TosaError(f"{short(tensor.name)} has no rank")
+        if tensor.dtype is DType.SHAPE:
+            raise TosaError(f"{short(tensor.name)} is a tensor of shapes")
+        if shape != tensor.shape:
+            shape = merge(shape, tensor.shape)
+        if len(shape) > self.level.max_rank:
+            raise TosaError(f"rank {len(shape)} exceeds MAX_RANK {self.level.max_rank}")
+        unknown = False
+        for extent in shape:
+            if extent < 1:
+                if extent != UNKNOWN:
+                    raise TosaError(f"shape {list(shape)} has an empty dimension")
+                unknown = True
+        if not unknown:
+            self._account(packed_bytes(tensor.dtype, prod(shape)))
+        elif not self.dynamic:
+            raise TosaError(f"shape {list(shape)} is unknown though all inputs are known")
         scope.shapes[tensor.name] = shape
 
     def _account(self, count: int) -> None:
-        limit = (1 << self.level.max_log2_size) - 1
-        require(count <= limit, f"a tensor of {count} bytes exceeds MAX_LOG2_SIZE {self.level.max_log2_size}")
+        if count >= 1 << self.level.max_log2_size:
+            raise TosaError(f"a tensor of {count} bytes exceeds MAX_LOG2_SIZE {self.level.max_log2_size}")
         budget = self.budget
-        require(count <= budget.max_tensor_bytes, f"a tensor of {count} bytes exceeds {budget.max_tensor_bytes}")
+        if count > budget.max_tensor_bytes:
+            raise TosaError(f"a tensor of {count} bytes exceeds {budget.max_tensor_bytes}")
         self.total += count
-        require(self.total <= budget.max_total_bytes, f"all tensors together exceed {budget.max_total_bytes} bytes")
+        if self.total > budget.max_total_bytes:
+            raise TosaError(f"all tensors together exceed {budget.max_total_bytes} bytes")
 
     def _operator(self, scope: Scope, index: int, operator: Operator) -> None:
-        signature = SIGNATURES[operator.op]
-        operands = self._arity(signature.operands, operator.inputs, "operands")
-        results = self._arity(signature.results, operator.outputs, "results")
+        op = operator.op
+        signature = SIGNATURES[op]
+        operands = self._arity(signature.operands, signature.repeats_operand, operator.inputs, "operands")
+        results = self._arity(signature.results, signature.repeats_result, operator.outputs, "results")
         node = self._node(scope, operator, operands)
         self._types(node, signature, operands, results)
-        for operand, shape in zip(operands, node.shapes, strict=True):
-            if operand.type != "shape_t":
-                _rank(operand, shape, self.level)
-        for result, shape in zip(results, node.declared, strict=True):
-            if result.type != "shape_t" and operator.op != Op.ARGMAX:
-                _rank(result, shape, self.level)
-        nan_mode(node)
-        control = _CONTROL.get(operator.op)
-        shapes = control(self, node) if control else INFERENCE[operator.op](node)
-        if operator.op == Op.RESHAPE and node.values[1] is not None and UNKNOWN in node.values[1]:
+        _ranks(operands, node.shapes, self.level)
+        if op is not Op.ARGMAX:
+            _ranks(results, node.declared, self.level)
+        if "nan_mode" in operator.attributes:
+            nan_mode(node)
+        inference = INFERENCE.get(op)
+        shapes = inference(node) if inference is not None else _CONTROL[op](self, node)
+        if op is Op.RESHAPE and node.values[1] is not None and UNKNOWN in node.values[1]:
             scope.resolved[index] = merge(shapes[0], node.declared[0])
         self._results(scope, operator, shapes)
 
-    def _arity(self, pattern: Sequence[Operand], names: Sequence[str], what: str) -> Sequence[Operand]:
+    def _arity(
+        self, pattern: tuple[Operand, ...], repeats: bool, names: Sequence[str], what: str
+    ) -> tuple[Operand, ...]:
         """The pattern with its repeated operand as often as there are names for it."""
-        fixed = [operand for operand in pattern if not operand.repeated]
+        if not repeats:
+            if len(names) != len(pattern):
+                raise TosaError(f"{len(names)} {what}, not {len(pattern)}")
+            return pattern
+        fixed = pattern[:-1]
         more = len(names) - len(fixed)
-        if not pattern or not pattern[-1].repeated:
-            require(more == 0, f"{len(names)} {what}, not {len(fixed)}")
-            return fixed
-        require(more >= 0, f"{len(names)} {what}, fewer than {len(fixed)}")
+        if more < 0:
+            raise TosaError(f"{len(names)} {what}, fewer than {len(fixed)}")
         limit = self.level.max_tensor_list_size
-        require(more <= limit, f"{more} tensors in a list exceed MAX_TENSOR_LIST_SIZE {limit}")
-        return fixed + [pattern[-1]] * more
+        if more > limit:
+            raise TosaError(f"{more} tensors in a list exceed MAX_TENSOR_LIST_SIZE {limit}")
+        return fixed + pattern[-1:] * more
 
     def _node(self, scope: Scope, operator: Operator, operands: Sequence[Operand]) -> Node:
         shapes: list[Dims] = []
         dtypes: list[DType] = []
         values: list[Dims | None] = []
         data: list[bytes | None] = []
+        known, tensors = scope.shapes, scope.block.tensors
+        reads = operator.op is Op.VARIABLE_READ
         for operand, name in zip(operands, operator.inputs, strict=True):
-            require(name in scope.shapes, f"{operand.name} {short(name)} is used before it is defined")
-            shapes.append(scope.shapes[name])
+            if name not in known:
+                raise TosaError(f"{operand.name} {short(name)} is used before it is defined")
+            shapes.append(known[name])
             constant = name in scope.constants
             if operand.constant and not constant:
                 self._need(Need(NO_PROFILE, Extension.DYNAMIC), f"{operand.name} is not a compile time constant")
@@ -230,13 +262,11 @@ class Walk:
                 values.append(cast(Shape, value).values)
                 data.append(None)
                 continue
-            tensor = scope.block.tensors.get(name)
+            tensor = tensors.get(name)
             if tensor is None:
                 raise TosaError(f"{operand.name} {short(name)} is a shape")
-            require(
-                tensor.variable == (operator.op == Op.VARIABLE_READ),
-                f"{operand.name} {short(name)} {'is a' if tensor.variable else 'is no'} variable",
-            )
+            if tensor.variable != reads:
+                raise TosaError(f"{operand.name} {short(name)} {'is a' if tensor.variable else 'is no'} variable")
             dtypes.append(tensor.dtype)
             values.append(None)
             data.append(tensor.data if constant else None)
@@ -258,21 +288,33 @@ class Walk:
         dtypes: list[DType] = []
         for name in operator.outputs:
             tensor = scope.block.tensors.get(name)
-            shape = scope.block.shapes.get(name)
             if tensor is not None:
-                require(not tensor.unranked, f"{short(name)} has no rank")
+                if tensor.unranked:
+                    raise TosaError(f"{short(name)} has no rank")
                 shapes.append(tensor.shape)
                 dtypes.append(tensor.dtype)
-            elif shape is not None:
+                continue
+            shape = scope.block.shapes.get(name)
+            if shape is not None:
                 shapes.append((shape.rank,))
                 dtypes.append(DType.SHAPE)
             else:
                 raise TosaError(f"result {short(name)} is neither a tensor nor a shape")
         return tuple(shapes), tuple(dtypes)
 
-    def _types(
-        self, node: Node, signature: Signature, operands: Sequence[Operand], results: Sequence[Operand]
-    ) -> None:
+    def _types(self, node: Node, signature: Signature, operands: Sequence[Operand], results: Sequence[Operand]) -> None:
+        """Types the operator has, and the target has them."""
+        accumulator = node.attributes.get("acc_type")
+        found = (node.op, accumulator, node.dtypes, node.result_dtypes)
+        if found not in self._typed:
+            self._row(node, signature, operands, results)
+            self._typed.add(found)
+        if node.op is Op.RESCALE:
+            extension = _ROUNDING.get(RoundingMode(min(node.number("rounding_mode"), max(RoundingMode))))
+            if extension is not None:
+                self._need(Need(NO_PROFILE, extension), "the rounding mode")
+
+    def _row(self, node: Node, signature: Signature, operands: Sequence[Operand], results: Sequence[Operand]) -> None:
         """Bind the type variables and look the row up; then see that the target has it."""
         bound: dict[str, DType] = {}
         if "acc_t" in signature.variables:
@@ -293,10 +335,6 @@ class Walk:
         if needs is None:
             raise TosaError(f"types {', '.join(dtype.name for dtype in key)} are not supported")
         self._need_any(needs, f"types {', '.join(dtype.name for dtype in key)}" if key else "the operator")
-        if node.op == Op.RESCALE:
-            extension = _ROUNDING.get(RoundingMode(min(node.number("rounding_mode"), max(RoundingMode))))
-            if extension is not None:
-                self._need(Need(NO_PROFILE, extension), "the rounding mode")
 
     def _need(self, need: Need, what: str) -> None:
         self._need_any((need,), what)
@@ -307,30 +345,35 @@ class Walk:
             raise TosaError(f"{what}: needs {' or '.join(map(_text, needs))}, outside the target")
 
     def _results(self, scope: Scope, operator: Operator, shapes: Sequence[Dims]) -> None:
+        op = operator.op
         for name, shape in zip(operator.outputs, shapes, strict=True):
             tensor = scope.block.tensors.get(name)
             if tensor is None:
                 self._shape_result(scope, scope.block.shapes[name])
-            elif operator.op in (Op.VARIABLE, Op.VARIABLE_WRITE):
+            elif op is Op.VARIABLE or op is Op.VARIABLE_WRITE:
                 require(tensor.variable, f"{short(name)} is no variable")
                 merge(shape, tensor.shape)
             else:
-                require(not tensor.variable, f"{short(name)} is a variable")
-                if operator.op == Op.CONST:
-                    require(tensor.data is not None, "the constant has no data")
+                if tensor.variable:
+                    raise TosaError(f"{short(name)} is a variable")
+                if op is Op.CONST:
+                    if tensor.data is None:
+                        raise TosaError("the constant has no data")
                     scope.constants.add(name)
-                else:
-                    require(tensor.data is None, f"{short(name)} has data though it is computed")
+                elif tensor.data is not None:
+                    raise TosaError(f"{short(name)} has data though it is computed")
                 self._define(scope, tensor, shape)
 
     def _shape_result(self, scope: Scope, shape: Shape) -> None:
         """CONST_SHAPE."""
-        require(shape.name not in scope.shapes, f"{short(shape.name)} is defined twice")
+        if shape.name in scope.shapes:
+            raise TosaError(f"{short(shape.name)} is defined twice")
         values = shape.values
         if values is None or len(values) != shape.rank:
             raise TosaError("the constant has no data")
         longest = self.level.max_shape_len
-        require(shape.rank <= longest, f"a shape of rank {shape.rank} exceeds MAX_SHAPE_LEN {longest}")
+        if shape.rank > longest:
+            raise TosaError(f"a shape of rank {shape.rank} exceeds MAX_SHAPE_LEN {longest}")
         bound = 1 << self.level.max_log2_size
         require(all(-bound <= value < bound for value in values), f"a dimension exceeds {bound}")
         scope.shapes[shape.name] = (shape.rank,)
@@ -402,16 +445,22 @@ def callees_of(operator: Operator) -> tuple[str, ...]:
 
 def merge(shape: Dims, declared: Dims, what: str = "the result") -> Dims:
     """What is known of a shape from two sides; they must not disagree."""
+    if shape == declared:
+        return shape
     if len(shape) != len(declared):
         raise TosaError(f"{what}: rank {len(declared)}, must be {len(shape)}")
     rule = f"{what}: shape {list(declared)}, must be {list(shape)}"
     return tuple(same(rule, one, other) for one, other in zip(shape, declared, strict=True))
 
 
-def _rank(operand: Operand, shape: Dims, level: Level) -> None:
-    most = level.max_rank if operand.max_rank is None else operand.max_rank
-    if not operand.min_rank <= len(shape) <= most:
-        raise TosaError(f"{operand.name} has rank {len(shape)}, must be {operand.min_rank} to {most}")
+def _ranks(operands: Sequence[Operand], shapes: Sequence[Dims], level: Level) -> None:
+    """See that the ranks are those of the pattern; shape operands have none of their own."""
+    for operand, shape in zip(operands, shapes, strict=True):
+        rank, most = len(shape), operand.max_rank
+        if most is None:
+            most = level.max_rank
+        if (rank < operand.min_rank or rank > most) and operand.type != "shape_t":
+            raise TosaError(f"{operand.name} has rank {rank}, must be {operand.min_rank} to {most}")
 
 
 def _names(dtypes: Sequence[DType]) -> str:

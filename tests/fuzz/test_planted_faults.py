@@ -120,7 +120,8 @@ FAULTS = {
     "field-outside-its-table": Fault(
         "tosa", "tosa_graph.flatbuffer",
         (("        if slots and (max(slots) >= table_bytes or any(0 < slot < 4 for slot in slots)):", "        if False:"),
-         ("        if offset + width > table.vtable.table_bytes:", "        if False:")),
+         ("        if offset + width > table.vtable.table_bytes:", "        if False:"),
+         ("            if offset and offset + width > vtable.table_bytes:", "            if False:")),
     ),
     "vector-end-not-checked": Fault(
         "tosa", "tosa_graph.flatbuffer", (("        if length * width > self.size - position - 4:", "        if False:"),)
@@ -130,7 +131,7 @@ FAULTS = {
         (('    require(min(values) >= 1, f"{name} must be at least 1")', '    require(min(values) >= 0, f"{name} must be at least 1")'),),
     ),
     "used-before-it-is-defined": Fault(
-        "tosa", "tosa_graph.walk", (("            require(name in scope.shapes, f\"{operand.name} {short(name)} is used before it is defined\")\n", ""),)
+        "tosa", "tosa_graph.walk", (("            if name not in known:\n                raise TosaError(f\"{operand.name} {short(name)} is used before it is defined\")\n", ""),)
     ),
     "length-beyond-the-buffer-believed": Fault(
         "device", "virtqueue.driver", (("        if written > issued.writable_bytes:", "        if False:"),)
