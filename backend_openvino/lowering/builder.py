@@ -7,14 +7,16 @@ TOSA 1.0, sections 1.7 (tensors), 2.14 (data nodes) and 2.17 (variable operators
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
+from functools import partial
 from itertools import count
 
 import numpy as np
 import openvino as ov
-from openvino import opset15 as ops
 
 from virtaccel.backend_openvino.lowering import layout as axes
+from virtaccel.backend_openvino.lowering import nodes as ops
 from virtaccel.backend_openvino.lowering.numbers import (
     ELEMENT_TYPES,
     constant_node,
@@ -83,11 +85,12 @@ class Builder:
         self.regions = count(1)
         """How many regions have been emitted, this and nested ones together."""
         self._laid_out: dict[tuple[str, int, Layout], ov.Output] = {}
+        readers, producers = self.readers, self.producers
         for operator in block.operators:
             for name in operator.inputs:
-                self.readers[name] = self.readers.get(name, 0) + 1
+                readers[name] = readers.get(name, 0) + 1
             for name in operator.outputs:
-                self.producers[name] = operator
+                producers[name] = operator
 
     # ---- values
 
@@ -97,15 +100,15 @@ class Builder:
         dtype: DType,
         shape: Sequence[int],
         layout: Layout | None = None,
-        constant: Array | None = None,
     ) -> Value:
         """A tensor held by `output`, of TOSA shape `shape`, stored in `layout` (None: TOSA's order)."""
         held = output.output(0) if isinstance(output, ov.Node) else output
-        return Value(held, dtype, tuple(shape), axes.identity(len(shape)) if layout is None else layout, constant)
+        return Value(held, dtype, tuple(shape), axes.identity(len(shape)) if layout is None else layout)
 
     def constant(self, array: Array, dtype: DType) -> Value:
         """A tensor known while lowering; `array` in TOSA's order, of the array type `unpack` gives for `dtype`."""
-        return Value(constant_node(array, dtype), dtype, array.shape, axes.identity(array.ndim), array)
+        made = partial(constant_node, array, dtype)
+        return Value(None, dtype, array.shape, axes.identity(array.ndim), array, made)
 
     def tosa(self, value: Value) -> ov.Output:
         """The node that holds the value in TOSA's axis order."""
@@ -115,15 +118,24 @@ class Builder:
         """The node that holds the value in `layout`; a constant is laid out now, anything else once and remembered."""
         if value.layout == layout:
             return value.output
+        if value.constant is not None:
+            return self._constant_in_layout(value, value.constant, layout)
         key = (*_key(value.output), axes.permutation(value.layout, layout))
         known = self._laid_out.get(key)
         if known is None:
             known = self._laid_out[key] = self._move(value, layout)
         return known
 
+    @staticmethod
+    def _constant_in_layout(value: Value, array: Array, layout: Layout) -> ov.Output:
+        if value.laid_out is None:
+            value.laid_out = {}
+        known = value.laid_out.get(layout)
+        if known is None:
+            known = value.laid_out[layout] = constant_node(np.transpose(array, layout), value.dtype)
+        return known
+
     def _move(self, value: Value, layout: Layout) -> ov.Output:
-        if value.constant is not None:
-            return constant_node(np.transpose(value.constant, layout), value.dtype)
         if axes.same_memory(value.shape, value.layout, layout):
             target = np.array(axes.stored(value.shape, layout), np.int64)
             return ops.reshape(value.output, target, special_zero=False).output(0)
@@ -136,20 +148,22 @@ class Builder:
         The layout is the operands' own one that moves the fewest elements; constants and reshapes move nothing.
         """
         rank = len(values[0].shape)
-        if any(len(value.shape) != rank for value in values):
-            raise TosaError("operands of one elementwise operator differ in rank")
-        candidates = dict.fromkeys(value.layout for value in values if value.constant is None)
-        layout = min(
-            candidates or {axes.identity(rank): None},
-            key=lambda candidate: sum(self._moved(value, candidate) for value in values),
-        )
+        candidates: list[Layout] = []
+        for value in values:
+            if len(value.shape) != rank:
+                raise TosaError("operands of one elementwise operator differ in rank")
+            if value.constant is None and value.layout not in candidates:
+                candidates.append(value.layout)
+        layout = candidates[0] if candidates else axes.identity(rank)
+        if len(candidates) > 1:
+            layout = min(candidates, key=lambda candidate: sum(self._moved(value, candidate) for value in values))
         return [self.to_layout(value, layout) for value in values], layout
 
     @staticmethod
     def _moved(value: Value, layout: Layout) -> int:
         if value.constant is not None or axes.same_memory(value.shape, value.layout, layout):
             return 0
-        return int(np.prod(value.shape, dtype=np.int64))
+        return math.prod(value.shape)
 
     def may_be_nan(self, value: Value) -> bool:
         """Whether the value may hold a NaN or an infinity, so that an emitter has to care for them."""
@@ -159,7 +173,7 @@ class Builder:
 
     def _set(self, name: str, value: Value) -> None:
         self.values[name] = value
-        if name in self._bounded:
+        if name in self._bounded and value.constant is None:
             self._numbers.add(_key(value.output))
 
     # ---- walking
@@ -220,7 +234,8 @@ class Builder:
             raise TosaError(f"CONST: tensor {tensor.name!r} has {error}") from None
         if tensor.dtype is DType.INT48:
             return self.constant(array, tensor.dtype)
-        return self.value(packed_node(data, tensor.shape, tensor.dtype), tensor.dtype, tensor.shape, None, array)
+        made = partial(packed_node, data, tensor.shape, tensor.dtype)
+        return Value(None, tensor.dtype, tensor.shape, axes.identity(array.ndim), array, made)
 
     def _const_shape(self, operator: Operator) -> None:
         shape = self.block.shapes[operator.outputs[0]]
@@ -242,7 +257,7 @@ class Builder:
         outputs = [self.block.tensors[name] for name in operator.outputs]
         return Site(
             self, operator, tuple(inputs), shapes,
-            tuple(tensor.shape for tensor in outputs), tuple(tensor.dtype for tensor in outputs),
+            tuple([tensor.shape for tensor in outputs]), tuple([tensor.dtype for tensor in outputs]),
         )  # fmt: skip
 
     def _emit_record(self, operator: Operator) -> None:
@@ -266,8 +281,12 @@ class Builder:
 
     def _all_fixed(self, site: Site) -> bool:
         """Whether the operator works on nothing but constants and what was made of them."""
-        given = [value for value in site.inputs if value is not None]
-        return all(value.constant is not None or _key(value.output) in self._fixed for value in given)
+        for value in site.inputs:
+            if value is None or value.constant is not None:
+                continue
+            if not self._fixed or _key(value.output) not in self._fixed:
+                return False
+        return True
 
     def stand_in(self, operator: Operator) -> None:
         """Go on after a refusal, as if the operator's results were inputs: only to learn of the other operators."""

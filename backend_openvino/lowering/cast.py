@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import openvino as ov
-from openvino import opset15 as ops
 
+from virtaccel.backend_openvino.lowering import nodes as ops
 from virtaccel.backend_openvino.lowering.exact import (
     as_i32,
     blend_i32,

@@ -14,8 +14,8 @@ from typing import TypeAlias
 
 import numpy as np
 import openvino as ov
-from openvino import opset15 as ops
 
+from virtaccel.backend_openvino.lowering import nodes as ops
 from virtaccel.backend_openvino.lowering.elementwise import linear, unfenced
 from virtaccel.backend_openvino.lowering.exact import (
     blend_i32,

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 import openvino as ov
-from openvino import opset15 as ops
 
+from virtaccel.backend_openvino.lowering import nodes as ops
 from virtaccel.backend_openvino.lowering.builder import MAX_STEPS, Builder
 from virtaccel.backend_openvino.lowering.exact import f32, i32
 from virtaccel.backend_openvino.lowering.numbers import ELEMENT_TYPES
@@ -177,7 +177,7 @@ def _while_loop(site: Site) -> tuple[Value, ...]:
     pairs = zip(after.nodes(again), parameters, strict=True)
     results = [ops.result(_copied(result, parameter, nothing)) for result, parameter in pairs]
     more = ops.result(_goes_on(again, verdict.values[0], after.steps))
-    node = ops.loop(ops.constant(np.int64(-1)).output(0), _goes_on(asking, asked.values[0], start.steps))
+    node = ops.loop(ops.constant(np.array(-1, np.int64)).output(0), _goes_on(asking, asked.values[0], start.steps))
     node.set_function(ov.Model([more, *results], parameters, "iteration"))
     node.set_special_body_ports([-1, 0])
     for parameter, source, result in zip(parameters, sources, results, strict=True):

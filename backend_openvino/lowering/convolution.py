@@ -13,9 +13,9 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import openvino as ov
-from openvino import opset15 as ops
 
 from virtaccel.backend_openvino.lowering import layout as axes
+from virtaccel.backend_openvino.lowering import nodes as ops
 from virtaccel.backend_openvino.lowering.elementwise import linear
 from virtaccel.backend_openvino.lowering.half import narrowed
 from virtaccel.backend_openvino.lowering.numbers import ELEMENT_TYPES

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import openvino as ov
-from openvino import opset15 as ops
 
 from virtaccel.backend_openvino.lowering import layout as axes
+from virtaccel.backend_openvino.lowering import nodes as ops
 from virtaccel.backend_openvino.lowering.exact import clipped_i32, i32
 from virtaccel.backend_openvino.lowering.numbers import constant_node
 from virtaccel.backend_openvino.lowering.operands import FLOATS, FP8, axis_of, operand, types

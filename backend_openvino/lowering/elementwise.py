@@ -12,9 +12,9 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import openvino as ov
-from openvino import opset15 as ops
 
 from virtaccel.backend_openvino.lowering import integer
+from virtaccel.backend_openvino.lowering import nodes as ops
 from virtaccel.backend_openvino.lowering.exact import f32, magnitude
 from virtaccel.backend_openvino.lowering.half import narrowed, widened
 from virtaccel.backend_openvino.lowering.operands import FLOATS, known_integer, operand, types

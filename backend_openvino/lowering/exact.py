@@ -14,7 +14,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import openvino as ov
 from numpy.typing import ArrayLike, NDArray
-from openvino import opset15 as ops
+
+from virtaccel.backend_openvino.lowering import nodes as ops
 
 
 def f32(value: ArrayLike) -> ov.Output:

@@ -13,8 +13,8 @@ import math
 from typing import NamedTuple
 
 import openvino as ov
-from openvino import opset15 as ops
 
+from virtaccel.backend_openvino.lowering import nodes as ops
 from virtaccel.backend_openvino.lowering.exact import f32, magnitude
 from virtaccel.backend_openvino.lowering.numbers import ELEMENT_TYPES
 from virtaccel.backend_openvino.lowering.operands import FP8

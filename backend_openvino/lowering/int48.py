@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 import openvino as ov
-from openvino import opset15 as ops
 
 from virtaccel.backend_openvino.lowering import layout as axes
+from virtaccel.backend_openvino.lowering import nodes as ops
 from virtaccel.backend_openvino.lowering.exact import Wide, as_i32, low_bits, shifted_left, shifted_right, wrapped
 from virtaccel.backend_openvino.lowering.registry import Layout, Site, Value
 from virtaccel.tosa_graph.graph import DType

@@ -12,8 +12,8 @@ from typing import TypeAlias
 
 import numpy as np
 import openvino as ov
-from openvino import opset15 as ops
 
+from virtaccel.backend_openvino.lowering import nodes as ops
 from virtaccel.backend_openvino.lowering.exact import (
     as_i32,
     blend_i32,
@@ -195,7 +195,7 @@ def _table(site: Site) -> tuple[Value, ...]:
     entries = 256 if value.dtype is DType.INT8 else 513
     if table.shape != (entries,):
         raise site.refuse(f"table has shape {table.shape} instead of ({entries},)")
-    x, zero = as_i32(value.output), ops.constant(np.int64(0))
+    x, zero = as_i32(value.output), ops.constant(np.array(0, np.int64))
     if value.dtype is DType.INT8:
         result = ops.gather(table.output, ops.add(x, i32(128)), zero).output(0)
     else:

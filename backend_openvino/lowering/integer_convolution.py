@@ -15,10 +15,10 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import openvino as ov
-from openvino import opset15 as ops
 
 from virtaccel.backend_openvino.lowering import int48
 from virtaccel.backend_openvino.lowering import layout as axes
+from virtaccel.backend_openvino.lowering import nodes as ops
 from virtaccel.backend_openvino.lowering.convolution import (
     Window,
     Zero,
@@ -138,7 +138,8 @@ def _byte(value: Value) -> Value:
     """INT4 as INT8, which can be moved."""
     if value.dtype is not DType.INT4:
         return value
-    return value._replace(output=ops.convert(value.output, ov.Type.i8).output(0))
+    byte = ops.convert(value.output, ov.Type.i8).output(0)
+    return Value(byte, value.dtype, value.shape, value.layout, value.constant)
 
 
 # ---- cutting sums

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import openvino as ov
 from numpy.typing import NDArray
-from openvino import opset15 as ops
 
+from virtaccel.backend_openvino.lowering import nodes as ops
 from virtaccel.backend_openvino.lowering.registry import Array, Site
 from virtaccel.tosa_graph.elements import CARRIER, pack, unpack
 from virtaccel.tosa_graph.graph import DType, Op, packed_bytes
@@ -48,16 +48,20 @@ def constant_node(array: Array, dtype: DType) -> ov.Output:
     if dtype is DType.INT48:
         words = np.frombuffer(pack(array, dtype), np.int16).reshape(node_shape(array.shape, dtype))
         return ops.constant(words).output(0)
-    if dtype not in _PACKED_ONLY and dtype is not DType.FP32:
-        return ops.constant(np.ascontiguousarray(array).reshape(array.shape), ELEMENT_TYPES[dtype]).output(0)
-    return packed_node(pack(array, dtype), array.shape, dtype)
+    if dtype in _PACKED_ONLY:
+        return packed_node(pack(array, dtype), array.shape, dtype)
+    array = array.astype(CARRIER[dtype], copy=False)
+    if dtype is DType.FP32:
+        array = _without_subnormals(array)
+    return ops.constant(array).output(0)
 
 
 def packed_node(data: bytes, shape: tuple[int, ...], dtype: DType) -> ov.Output:
     """A Constant over TOSA's packed bytes: NaN payloads, too, stay what they were."""
     packed = np.frombuffer(data, np.uint8, packed_bytes(dtype, math.prod(shape)))
     if dtype in _SUBNORMAL:
-        packed = _with_signed_zeros(packed, _SUBNORMAL[dtype])
+        fields = _SUBNORMAL[dtype]
+        packed = _with_signed_zeros(packed.view(fields.word), fields).view(np.uint8)
     tensor = ov.Tensor(packed, ov.Shape(list(shape)), ELEMENT_TYPES[dtype])
     return ov.op.Constant(tensor, shared_memory=False).output(0)
 
@@ -80,28 +84,34 @@ def as_f32(array: Array) -> NDArray[np.float32]:
 
 
 class _Fields(NamedTuple):
-    """Bits of a number: all of it, its exponent, its sign."""
+    """Bits of a number: all of it, those of the smallest normal one, its sign."""
 
     word: np.dtype[Any]
-    exponent: int
+    smallest_normal: int
     sign: int
 
 
 _SUBNORMAL = {
-    DType.FP32: _Fields(np.dtype("<u4"), 0x7F80_0000, 0x8000_0000),
-    DType.BF16: _Fields(np.dtype("<u2"), 0x7F80, 0x8000),
+    DType.FP32: _Fields(np.dtype("<u4"), 0x0080_0000, 0x8000_0000),
+    DType.BF16: _Fields(np.dtype("<u2"), 0x0080, 0x8000),
 }
 
 
-def _with_signed_zeros(packed: NDArray[np.uint8], fields: _Fields) -> NDArray[np.uint8]:
+def _with_signed_zeros(words: NDArray[Any], fields: _Fields) -> NDArray[Any]:
     """Subnormal numbers as zeros of their sign, which the standard's own checks allow. The runtime flushes them anyway,
     but makes every -0 of such a constant a 0."""
-    words = packed.view(fields.word)
-    tiny = (words & fields.exponent) == 0
-    signs = words & fields.sign
-    if not np.any(words[tiny] != signs[tiny]):
-        return packed
-    return np.where(tiny, signs, words).astype(fields.word).view(np.uint8)
+    # Less one, subnormal numbers are below the smallest normal one's bits, and zeros are above all.
+    sizes = words & (fields.sign - 1)
+    sizes -= 1
+    if not (sizes < fields.smallest_normal - 1).any():
+        return words
+    return np.where(sizes + 1 < fields.smallest_normal, words & fields.sign, words).astype(fields.word)
+
+
+def _without_subnormals(array: NDArray[np.float32]) -> NDArray[np.float32]:
+    fields = _SUBNORMAL[DType.FP32]
+    words = np.ascontiguousarray(array).reshape(-1).view(fields.word)
+    return _with_signed_zeros(words, fields).view(np.float32).reshape(array.shape)
 
 
 # ---- folding

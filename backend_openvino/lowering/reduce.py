@@ -13,9 +13,9 @@ from typing import TypeAlias
 
 import numpy as np
 import openvino as ov
-from openvino import opset15 as ops
 
 from virtaccel.backend_openvino.lowering import layout as axes
+from virtaccel.backend_openvino.lowering import nodes as ops
 from virtaccel.backend_openvino.lowering.exact import as_i32, f32, i32, low_bits, mask, shifted_left, shifted_right
 from virtaccel.backend_openvino.lowering.half import narrowed, widened
 from virtaccel.backend_openvino.lowering.operands import FLOATS, FP8, axis_of, operand, propagates_nan, types
@@ -29,7 +29,7 @@ Reduction: TypeAlias = Callable[[ov.Output], ov.Output]
 
 
 def _reduction(node: Callable[..., ov.Node], stored_axis: int) -> Reduction:
-    return lambda x: node(x, np.array([stored_axis], np.int64), keep_dims=True).output(0)
+    return lambda x: node(x, np.array([stored_axis], np.int64)).output(0)
 
 
 def _result(site: Site, output: ov.Output, value: Value) -> tuple[Value, ...]:

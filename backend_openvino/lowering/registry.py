@@ -27,21 +27,44 @@ class Refused(TosaError):
     """This backend does not run the operator as TOSA defines it, so the program is not admitted; the text says why."""
 
 
-class Value(NamedTuple):
+class Value:
     """A tensor while lowering: the node output that holds it, its TOSA type and shape (TOSA's axis order), its layout.
 
-    `constant` is the array (TOSA's axis order) if the value is known while lowering.
+    `constant` is the array (TOSA's axis order) if the value is known while lowering. Its node is made by `make` when it
+    is first asked for: most weights are laid out anew, and a node of what they were is never needed.
     """
 
-    output: ov.Output
-    dtype: DType
-    shape: tuple[int, ...]
-    layout: Layout
-    constant: Array | None = None
+    __slots__ = ("_made", "constant", "dtype", "laid_out", "layout", "make", "shape")
+
+    def __init__(
+        self,
+        output: ov.Output | None,
+        dtype: DType,
+        shape: tuple[int, ...],
+        layout: Layout,
+        constant: Array | None = None,
+        make: Callable[[], ov.Output] | None = None,
+    ) -> None:
+        self._made = output
+        self.dtype = dtype
+        self.shape = shape
+        self.layout = layout
+        self.constant = constant
+        self.make = make
+        self.laid_out: dict[Layout, ov.Output] | None = None
+        """A constant's nodes in other layouts."""
+
+    @property
+    def output(self) -> ov.Output:
+        made = self._made
+        if made is None:
+            if self.make is None:
+                raise ValueError("a value without a node")
+            made = self._made = self.make()
+        return made
 
 
-@dataclass(frozen=True, slots=True)
-class Site:
+class Site(NamedTuple):
     """One operator being lowered. `inputs` are tensor operands in order; SHAPE operands are in `shapes` (by position
     among all operands) as tuples of ints."""
 
@@ -82,21 +105,20 @@ class Record:
 
     def admits(self, site: Site) -> bool:
         """Whether the site's types are among `types`."""
-        operands = tuple(value.dtype for value in site.inputs if value is not None)
+        operands = tuple([value.dtype for value in site.inputs if value is not None])
         return self.covers(operands, site.out_dtypes[0] if site.out_dtypes else DType.UNKNOWN)
 
     def covers(self, operands: tuple[DType, ...], output: DType) -> bool:
         """Whether these types are among `types`: a row's last type is the output's, the ones before it are the first
         operands' in order; a row of one type is the output's, or the operands' where the output is BOOL."""
-        if not self.types:
+        types = self.types
+        if not types or (output,) in types or (output is DType.BOOL and operands[:1] in types):
             return True
-        for row in self.types:
-            if len(row) == 1 and (row[0] == output or (output is DType.BOOL and row == operands[:1])):
-                return True
-            if len(row) > 1 and row[-1] == output and row[:-1] == operands[: len(row) - 1]:
-                return True
-        return False
+        return any((*operands[:count], output) in types for count in range(1, min(len(operands), _LONGEST) + 1))
 
+
+_LONGEST = 4
+"""Types that a row names beside the output's."""
 
 RECORDS: dict[Op, Record] = {}
 
@@ -104,6 +126,8 @@ RECORDS: dict[Op, Record] = {}
 def register(*records: Record) -> None:
     """Add rows; a module of operators calls this once at its end. Rows of one operator are joined."""
     for record in records:
+        if any(len(row) > _LONGEST + 1 for row in record.types):
+            raise ValueError(f"{record.op.name} registered for more types than are looked at")
         known = RECORDS.get(record.op)
         RECORDS[record.op] = record if known is None else _joined(*(known.parts or (known,)), record)
 

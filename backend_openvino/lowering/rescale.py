@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 import openvino as ov
-from openvino import opset15 as ops
 
 from virtaccel.backend_openvino.lowering import int48
 from virtaccel.backend_openvino.lowering import layout as axes
+from virtaccel.backend_openvino.lowering import nodes as ops
 from virtaccel.backend_openvino.lowering.exact import (
     Shift,
     Wide,

@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 import openvino as ov
-from openvino import opset15 as ops
 
 from virtaccel.backend_openvino.lowering import int48
 from virtaccel.backend_openvino.lowering import layout as axes
+from virtaccel.backend_openvino.lowering import nodes as ops
 from virtaccel.backend_openvino.lowering.exact import as_i32, f32, i32, low_bits, shifted_right
 from virtaccel.backend_openvino.lowering.half import narrowed, widened
 from virtaccel.backend_openvino.lowering.operands import FLOATS, operand

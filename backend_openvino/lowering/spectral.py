@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 import openvino as ov
-from openvino import opset15 as ops
 
+from virtaccel.backend_openvino.lowering import nodes as ops
 from virtaccel.backend_openvino.lowering.exact import f32
 from virtaccel.backend_openvino.lowering.operands import operand
 from virtaccel.backend_openvino.lowering.registry import Array, Record, Site, Value, register
