@@ -168,7 +168,7 @@ class Builder:
     def may_be_nan(self, value: Value) -> bool:
         """Whether the value may hold a NaN or an infinity, so that an emitter has to care for them."""
         if value.constant is not None:
-            return not bool(np.all(np.isfinite(value.constant)))
+            return not np.isfinite(value.constant).all()
         return _key(value.output) not in self._numbers
 
     def _set(self, name: str, value: Value) -> None:
@@ -191,7 +191,9 @@ class Builder:
 
     def emit(self, operator: Operator) -> None:
         """Emit one operator; its results are in `values` then. Raises Refused."""
-        if operator.op is Op.CONST_SHAPE:
+        if operator.op not in BUILT_IN:
+            self._emit_record(operator)
+        elif operator.op is Op.CONST_SHAPE:
             self._const_shape(operator)
         elif operator.op is Op.CONST:
             tensor = self.block.tensors[operator.outputs[0]]
@@ -204,8 +206,6 @@ class Builder:
             self.values[operator.outputs[0]] = self.variables[self._variable(operator.inputs[0])]
         elif operator.op is Op.VARIABLE_WRITE:
             self.variables[self._variable(operator.outputs[0])] = self.operand(operator.inputs[0])
-        elif operator.op is not Op.VARIABLE:
-            self._emit_record(operator)
 
     def _variable(self, name: str) -> str:
         return self.block.tensors[name].variable_name
@@ -316,11 +316,12 @@ class Builder:
 
     def _only_passed(self) -> set[str]:
         """FP16 inputs that go nowhere but to outputs: the runtime widens FP16 and quiets NaNs, so they go as INT16."""
+        halves = {name for name in self.block.inputs if self.block.tensors[name].dtype is DType.FP16}
         used: set[str] = set()
-        for operator in reversed(self.block.operators):
+        for operator in reversed(self.block.operators) if halves else ():
             if operator.op is not Op.IDENTITY or not used.isdisjoint(operator.outputs):
                 used.update(operator.inputs)
-        return {name for name in self.block.inputs if self.block.tensors[name].dtype is DType.FP16 and name not in used}
+        return halves - used
 
     def results(self) -> list[ov.op.Result]:
         """One Result for each output, then for each variable that is written, in TOSA's type and axis order; in a graph
@@ -354,6 +355,8 @@ def _bits(constant: Array, dtype: DType) -> Array:
 
 def written_variables(graph: Graph) -> tuple[Tensor, ...]:
     """Variables that some region writes, in order of declaration."""
+    if not graph.variables:
+        return ()
     names = {
         block.tensors[operator.outputs[0]].variable_name
         for region in graph.regions
@@ -366,6 +369,8 @@ def written_variables(graph: Graph) -> tuple[Tensor, ...]:
 
 def has_loops(graph: Graph) -> bool:
     """Whether a model of this graph gives the iterations left as its last output."""
+    if len(graph.regions) == 1:
+        return False  # a loop needs regions of its own
     blocks = [block for region in graph.regions for block in region.blocks]
     return any(operator.op is Op.WHILE_LOOP for block in blocks for operator in block.operators)
 

@@ -145,9 +145,9 @@ def _prelu(x: ov.Output, slope: ov.Output, may_be_nan: bool) -> ov.Output:
     halves, one of which is 0. Both are exact but for the sign of a zero.
     """
     slopes = _array(slope)
-    if may_be_nan or slopes is None or np.all(slopes == slopes.flat[0]):
+    if may_be_nan or slopes is None or (slopes == slopes.flat[0]).all():
         return ops.prelu(x, slope).output(0)
-    if np.all(slopes <= 1):
+    if (slopes <= 1).all():
         return ops.maximum(x, linear(ops.multiply, x, slope)).output(0)
     zero = f32(0.0)
     return ops.add(ops.maximum(x, zero), ops.multiply(ops.minimum(x, zero), slope)).output(0)
@@ -175,13 +175,13 @@ def _prelu_slope(condition: ov.Output, on_true: ov.Output, on_false: ov.Output) 
     if _kind(condition) != "LessEqual" or _kind(on_false) != "Multiply" or on_true.get_element_type() != ov.Type.f32:
         return None
     zero = _array(_source(condition, 0))
-    if zero is None or np.any(zero != 0) or _source(condition, 1) != on_true:
+    if zero is None or zero.any() or _source(condition, 1) != on_true:
         return None
     factors = [unfenced(_source(on_false, 0)), unfenced(_source(on_false, 1))]
     if factors[1] == on_true:
         factors.reverse()
     slope = _array(factors[1])
-    if factors[0] != on_true or slope is None or not np.all(np.isfinite(slope)):
+    if factors[0] != on_true or slope is None or not np.isfinite(slope).all():
         return None
     return factors[1]
 

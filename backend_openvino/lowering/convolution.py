@@ -43,7 +43,7 @@ class Window(NamedTuple):
 
 def _ints(site: Site, name: str) -> list[int]:
     value = site.attributes.get(name)
-    return list(value) if isinstance(value, tuple) and all(isinstance(item, int) for item in value) else []
+    return list(value) if isinstance(value, tuple) else []
 
 
 def window_of(site: Site) -> Window:
@@ -72,7 +72,7 @@ def zero_point(site: Site, index: int) -> Zero:
     if math.prod(value.shape) != 1:
         raise site.refuse("zero point has more than one element")
     if value.constant is not None:
-        return int(value.constant.reshape(-1)[0])
+        return int(value.constant.item())
     return reshaped(value.output, []) if value.dtype is DType.INT8 else 0
 
 
@@ -99,7 +99,7 @@ def _widened(node: ov.Output, dtype: DType) -> ov.Output:
 
 
 def _constant(array: Array) -> ov.Output:
-    return ops.constant(np.ascontiguousarray(array, np.float32).reshape(array.shape)).output(0)
+    return ops.constant(array.astype(np.float32, copy=False)).output(0)
 
 
 def _scalar(value: float) -> ov.Output:
@@ -119,7 +119,7 @@ def _biased(site: Site, node: ov.Output, bias: Value, rank: int) -> ov.Output:
     if bias.constant is None:
         wide = _widened(site.builder.tosa(bias), bias.dtype)
         return ops.add(node, reshaped(wide, shape)).output(0)
-    if not np.any(bias.constant):
+    if not bias.constant.any():
         return node
     return ops.add(node, _constant(bias.constant.reshape(shape))).output(0)
 
@@ -152,8 +152,15 @@ def without_pad(site: Site, window: Window, admitted: float | None) -> tuple[Val
     return source, window._replace(begin=begin, end=end)
 
 
-def _finite(value: Value) -> bool:
-    return value.constant is not None and bool(np.all(np.isfinite(value.constant.astype(np.float32))))
+def _operand_and_window(site: Site, weight: Value) -> tuple[Value, Window]:
+    """The operand of a convolution, whose padding by zeros is no more than that if the weights are finite."""
+    window = window_of(site)
+    producer = site.builder.producers.get(site.operator.inputs[0])
+    if producer is None or producer.op is not Op.PAD:
+        return _operand(site, 0), window
+    constant = weight.constant
+    finite = constant is not None and bool(np.isfinite(constant.astype(np.float32)).all())
+    return without_pad(site, window, 0.0 if finite else None)
 
 
 # ---- convolutions
@@ -163,7 +170,7 @@ def _convolution(site: Site) -> tuple[Value, ...]:
     """CONV2D and CONV3D: [N, (D,) H, W, IC] by [OC, (KD,) KH, KW, IC]."""
     _no_zero_points(site, 3, 4)
     weight, bias = _operand(site, 1), _operand(site, 2)
-    value, window = without_pad(site, window_of(site), 0.0 if _finite(weight) else None)
+    value, window = _operand_and_window(site, weight)
     rank = len(value.shape)
     first = (0, rank - 1, *range(1, rank - 1))
     data = _widened(site.builder.to_layout(value, first), value.dtype)
@@ -192,7 +199,7 @@ def _depthwise(site: Site) -> tuple[Value, ...]:
     """DEPTHWISE_CONV2D: [N, H, W, C] by [KH, KW, C, M]; output channel c * M + m."""
     _no_zero_points(site, 3, 4)
     weight, bias = _operand(site, 1), _operand(site, 2)
-    value, window = without_pad(site, window_of(site), 0.0 if _finite(weight) else None)
+    value, window = _operand_and_window(site, weight)
     height, width, channels, multiplier = weight.shape
     if (height, width, multiplier) == (1, 1, 1) and max(window.stride) == 1 and not any(window.begin + window.end):
         return _scaled(site, value, weight, bias)

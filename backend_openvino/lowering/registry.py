@@ -114,7 +114,8 @@ class Record:
         types = self.types
         if not types or (output,) in types or (output is DType.BOOL and operands[:1] in types):
             return True
-        return any((*operands[:count], output) in types for count in range(1, min(len(operands), _LONGEST) + 1))
+        counts = range(1, min(len(operands), _LONGEST) + 1)
+        return not types.isdisjoint([(*operands[:count], output) for count in counts])
 
 
 _LONGEST = 4
