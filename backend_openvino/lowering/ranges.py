@@ -32,8 +32,11 @@ _MARGIN = 2.0**-10
 """Relative to the size of a sum's terms: more than rounding does to a sum of 4096, or to a result."""
 _ROUNDING = 2.0**-22
 """The same for each term of longer sums: a quarter for the runtime's rounding, a quarter for that of the bounds."""
-_TINY = 2.0**-110
-"""More than a result loses where numbers below FP32's smallest normal one count as zero; in sums for each term."""
+_TINY = 2.0**-90
+"""More than a result loses where terms below FP32's smallest normal number count as zero, be they as many as there may
+be in a file."""
+_SUBNORMAL = 2.0**-126
+"""More than a constant loses by that."""
 _INTEGERS = {DType.BOOL: 1.0, DType.INT4: 8.0, DType.INT8: 255.0, DType.INT16: 65535.0, DType.INT32: 2.0**31}
 _SENSITIVE = frozenset({Op.CLAMP, Op.MAX_POOL2D, Op.MAXIMUM, Op.MINIMUM, Op.REDUCE_MAX, Op.REDUCE_MIN, Op.ARGMAX})
 """Operators whose lowering is simpler for finite numbers."""
@@ -124,6 +127,7 @@ class _Constants:
         found[0, 0] = rows[0] if len(rows) == 1 else np.minimum.reduce(rows)
         found[1, 0] = rows[0] if len(rows) == 1 else np.maximum.reduce(rows)
         np.negative(found[0], out=found[0])
+        found += _SUBNORMAL
         largest = math.inf
         if name in self._made:  # perhaps a cast
             found = _widened(found)
@@ -162,7 +166,7 @@ class _Walk:
     def keep(self, name: str, found: Reach, dtype: DType) -> None:
         """Keep what was found, widened by what rounding may add; nothing for limits within which it is too large."""
         largest = _LARGEST[dtype]
-        if float(found.max()) <= largest:
+        if np.maximum.reduce(found, axis=None) <= largest:
             self.everywhere.add(name)
         else:
             fits = found.max(axis=(0, 2)) <= largest
@@ -197,7 +201,9 @@ def _widened(reach: Reach) -> Reach:
 
 def _whole(reach: Reach) -> Reach:
     """One interval for all channels."""
-    found: Reach = reach.max(axis=2, keepdims=True)
+    if reach.shape[2] == 1:
+        return reach
+    found: Reach = np.maximum.reduce(reach, axis=2, keepdims=True)
     return found
 
 
@@ -225,20 +231,20 @@ def _convolution(walk: _Walk, operator: Operator) -> Reach | None:
     count, channels = weights.shape[0], weights.shape[-1]
     low, high = _with_zeros(value, channels)
     middle, span = (high - low).T, (high + low).T
-    rows = weights.reshape(count, -1, channels)
-    step = max(_BLOCK // (rows.shape[1] * channels), 1)
+    window = weights.size // (count * channels)
+    rows = weights.reshape(count, channels) if window == 1 else weights.reshape(count, window, channels)
+    step = max(_BLOCK // (window * channels), 1)
     shifts, spans = np.empty((2, count, span.shape[1]), np.float32)
-    sizes = np.empty((min(step, count), rows.shape[1], channels), np.float32)
+    sizes = np.empty((min(step, count), *rows.shape[1:]), np.float32)
     for start in range(0, count, step):
-        part = rows[start : start + step]
+        end = start + step
+        part = rows[start:end]
         size = np.abs(part, out=sizes[: len(part)])
-        if rows.shape[1] == 1:
-            part, size = part[:, 0], size[:, 0]
-        else:
+        if window != 1:
             part, size = np.add.reduce(part, axis=1), np.add.reduce(size, axis=1)
-        np.matmul(part, middle, out=shifts[start : start + step])
-        np.matmul(size, span, out=spans[start : start + step])
-    return _summed(shifts.T, spans.T, bias, rows.shape[1] * channels)
+        np.matmul(part, middle, out=shifts[start:end])
+        np.matmul(size, span, out=spans[start:end])
+    return _summed(shifts.T, spans.T, bias, window * channels)
 
 
 def _depthwise(walk: _Walk, operator: Operator) -> Reach | None:
@@ -265,8 +271,8 @@ def _summed(shifts: Reach, spans: Reach, bias: Reach, count: int) -> Reach:
     np.add(spans, shifts, out=reach[1])
     reach *= 0.5
     reach += bias
-    reach += max(_MARGIN, count * _ROUNDING) * terms + count * _TINY
-    if not float(terms.max()) <= _LARGEST[DType.FP32]:
+    reach += max(_MARGIN, count * _ROUNDING) * terms
+    if not np.maximum.reduce(terms, axis=None) <= _LARGEST[DType.FP32]:
         reach[:, ~(terms.max(axis=1) <= _LARGEST[DType.FP32])] = math.nan
     return reach
 
