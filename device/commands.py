@@ -53,8 +53,8 @@ ADMITTING_USAGE: Final = {
     int(Access.READ_WRITE): int(Usage.MUTABLE_STATE),
 }
 
-_pack_id = wire.OBJECT.pack
-_pack_state = wire.EVENT_STATE.pack
+_pack_id: Final = wire.OBJECT.pack
+_pack_state: Final = wire.EVENT_STATE.pack
 PENDING: Final = int(EventState.PENDING)
 FAILED: Final = int(EventState.FAILED)
 PENDING_PAYLOAD: Final = _pack_state(PENDING, 0, 0)

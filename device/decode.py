@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from struct import Struct
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from virtaccel.device import wire
 from virtaccel.device.backend import Limits
@@ -21,31 +21,31 @@ from virtaccel.device.errors import CommandError
 from virtaccel.device.wire import Status
 from virtaccel.virtqueue.chain import Chain, gather
 
-HEADER_BYTES = wire.REQUEST_HEADER.size
-PREFIX_BYTES = 256
+HEADER_BYTES: Final = wire.REQUEST_HEADER.size
+PREFIX_BYTES: Final = 256
 """How much of a frame is copied at once: every fixed part, and a SUBMIT of up to six bindings."""
 
-DOMAINS = frozenset(int(domain) for domain in wire.Domain)
-ACCESSES = frozenset(int(access) for access in wire.Access)
-KNOWN_USAGE = sum(int(usage) for usage in wire.Usage)
+DOMAINS: Final = frozenset(int(domain) for domain in wire.Domain)
+ACCESSES: Final = frozenset(int(access) for access in wire.Access)
+KNOWN_USAGE: Final = sum(int(usage) for usage in wire.Usage)
 
-_BINDINGS_AT = HEADER_BYTES + wire.SUBMIT_REQUEST.size
-_BINDING_BYTES = wire.BINDING.size
-_REMEMBERED = 256
-_REMEMBERED_BINDINGS = 64
-_NO_RESERVED_7 = bytes(7)
-_NO_RESERVED_3 = bytes(3)
+_BINDINGS_AT: Final = HEADER_BYTES + wire.SUBMIT_REQUEST.size
+_BINDING_BYTES: Final = wire.BINDING.size
+_REMEMBERED: Final = 256
+_REMEMBERED_BINDINGS: Final = 64
+_NO_RESERVED_7: Final = bytes(7)
+_NO_RESERVED_3: Final = bytes(3)
 
 # Bound once: an attribute of a Struct costs as much as unpacking it.
-_unpack_id = wire.OBJECT.unpack_from
-_unpack_context = wire.CREATE_CONTEXT_REQUEST.unpack_from
-_unpack_allocate = wire.ALLOCATE_BUFFER_REQUEST.unpack_from
-_unpack_transfer = wire.TRANSFER_BUFFER_REQUEST.unpack_from
-_unpack_load = wire.LOAD_PROGRAM_REQUEST.unpack_from
-_unpack_queue = wire.CREATE_QUEUE_REQUEST.unpack_from
-_unpack_submit = wire.SUBMIT_REQUEST.unpack_from
-_unpack_counts = Struct("<II").unpack_from  # of a SUBMIT: binding_count and flags
-_iter_bindings = wire.BINDING.iter_unpack
+_unpack_id: Final = wire.OBJECT.unpack_from
+_unpack_context: Final = wire.CREATE_CONTEXT_REQUEST.unpack_from
+_unpack_allocate: Final = wire.ALLOCATE_BUFFER_REQUEST.unpack_from
+_unpack_transfer: Final = wire.TRANSFER_BUFFER_REQUEST.unpack_from
+_unpack_load: Final = wire.LOAD_PROGRAM_REQUEST.unpack_from
+_unpack_queue: Final = wire.CREATE_QUEUE_REQUEST.unpack_from
+_unpack_submit: Final = wire.SUBMIT_REQUEST.unpack_from
+_unpack_counts: Final = Struct("<II").unpack_from  # of a SUBMIT: binding_count and flags
+_iter_bindings: Final = wire.BINDING.iter_unpack
 
 
 class Allocate(NamedTuple):
@@ -223,4 +223,4 @@ def _submission(payload: bytes) -> Submit:
 
 
 # Drivers submit the same bytes again and again. What they mean depends on nothing else, and failures are not kept.
-_known_submission = lru_cache(_REMEMBERED)(_submission)
+_known_submission: Final = lru_cache(_REMEMBERED)(_submission)

@@ -26,9 +26,9 @@ from virtaccel.device.wire import Status
 from virtaccel.virtqueue.chain import Chain, gather, scatter
 
 HEADER_BYTES: Final = 16
-_unpack_header = wire.REQUEST_HEADER.unpack_from
-_pack_header = wire.RESPONSE_HEADER.pack
-_command = COMMANDS.get
+_unpack_header: Final = wire.REQUEST_HEADER.unpack_from
+_pack_header: Final = wire.RESPONSE_HEADER.pack
+_command: Final = COMMANDS.get
 
 # Plain numbers: packing an enumeration's member costs several times as much.
 UNSUPPORTED: Final = int(Status.UNSUPPORTED)

@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import IntEnum
 from hashlib import blake2b
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from virtaccel.device.errors import NeedsReset
 
-NAMESPACE_BITS = 21
-KIND_BITS = 3
-SLOT_BITS = 20
-GENERATION_BITS = 20
+NAMESPACE_BITS: Final = 21
+KIND_BITS: Final = 3
+SLOT_BITS: Final = 20
+GENERATION_BITS: Final = 20
 
 
 class Kind(IntEnum):

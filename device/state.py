@@ -8,7 +8,7 @@ begin when an object is entered and end when it is removed (4.12).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from virtaccel.device.backend import Backend, Binding, DeviceInfo, Handle
 from virtaccel.device.config import ResourcePolicy
@@ -96,9 +96,9 @@ class Submission(NamedTuple):
     bindings: tuple[Binding, ...]
 
 
-MOST_SUBMISSIONS = 64
+MOST_SUBMISSIONS: Final = 64
 """Submissions remembered; a driver that uses more of them in turn pays for resolving them."""
-_REMEMBERED_BINDINGS = 64
+_REMEMBERED_BINDINGS: Final = 64
 
 
 class Counts(NamedTuple):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Iterable
+from typing import Final
 
 from virtaccel.device.backend import Backend, BackendError, BackendUnavailable
 from virtaccel.device.config import DeviceConfig, ResourcePolicy
@@ -20,7 +21,7 @@ from virtaccel.device.reset import ResetReport
 from virtaccel.virtqueue.chain import Chain
 from virtaccel.virtqueue.split import DeviceQueue
 
-BATCH = 64
+BATCH: Final = 64
 """Chains served per wake-up before the event loop gets another look at everything else."""
 
 

@@ -16,64 +16,39 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from struct import Struct
-from typing import Generic, NamedTuple, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from virtaccel.device import wire
 from virtaccel.device.wire import Capability, Domain, EventState, Opcode, Status, Usage
+from virtaccel.guest_tools.handles import Buffer as Buffer
+from virtaccel.guest_tools.handles import Context as Context
+from virtaccel.guest_tools.handles import Event as Event
+from virtaccel.guest_tools.handles import Program as Program
+from virtaccel.guest_tools.handles import Queue as Queue
 from virtaccel.guest_tools.transport.base import Config, Part, Shared
 
 T = TypeVar("T")
 
-_HEADER_BYTES = wire.RESPONSE_HEADER.size
-_ID_BYTES = wire.OBJECT.size
-_UNPACK_RESPONSE = wire.RESPONSE_HEADER.unpack_from
+_HEADER_BYTES: Final = wire.RESPONSE_HEADER.size
+_ID_BYTES: Final = wire.OBJECT.size
+_UNPACK_RESPONSE: Final = wire.RESPONSE_HEADER.unpack_from
 # One structure per command that is header and fixed payload together: one pack call on the hot path.
-_BARE = wire.REQUEST_HEADER
-_WITH_ID = Struct("<HHIQQ")
-_CREATE_CONTEXT = Struct("<HHIQII")
-_ALLOCATE_BUFFER = Struct("<HHIQQQQB7xIxxxx")
-_TRANSFER = Struct("<HHIQQQQ")
-_LOAD_PROGRAM = Struct("<HHIQQII12IQQ")
-_CREATE_QUEUE = Struct("<HHIQQII")
-_SUBMIT = Struct("<HHIQQQIIQ")
+_BARE: Final = wire.REQUEST_HEADER
+_WITH_ID: Final = Struct("<HHIQQ")
+_CREATE_CONTEXT: Final = Struct("<HHIQII")
+_ALLOCATE_BUFFER: Final = Struct("<HHIQQQQB7xIxxxx")
+_TRANSFER: Final = Struct("<HHIQQQQ")
+_LOAD_PROGRAM: Final = Struct("<HHIQQII12IQQ")
+_CREATE_QUEUE: Final = Struct("<HHIQQII")
+_SUBMIT: Final = Struct("<HHIQQQIIQ")
 # What NamedTuple's own constructor ends in, without its handling of keywords: less than half its time.
-_new_tuple = tuple.__new__
-_PACK_WITH_ID = _WITH_ID.pack
-_PACK_SUBMIT = _SUBMIT.pack
-UNBOUNDED_RESIDENT_BYTES = (1 << 64) - 1
-LARGEST_CHUNK = 1 << 20
-_RESERVED_CAPABILITIES = 0b11000
-_DOMAINS = Capability.HOST_VISIBLE_MEMORY | Capability.DEVICE_LOCAL_MEMORY | Capability.SHARED_MEMORY
-
-
-class Context(int):
-    """A context's ID, as the device gave it: opaque, nonzero, valid until destroyed or reset."""
-
-    __slots__ = ()
-
-
-class Buffer(int):
-    """A buffer's ID."""
-
-    __slots__ = ()
-
-
-class Program(int):
-    """A loaded program's ID."""
-
-    __slots__ = ()
-
-
-class Queue(int):
-    """An execution queue's ID (not a virtqueue)."""
-
-    __slots__ = ()
-
-
-class Event(int):
-    """The ID of the event that owns one submission."""
-
-    __slots__ = ()
+_new_tuple: Final = tuple.__new__
+_PACK_WITH_ID: Final = _WITH_ID.pack
+_PACK_SUBMIT: Final = _SUBMIT.pack
+UNBOUNDED_RESIDENT_BYTES: Final = (1 << 64) - 1
+LARGEST_CHUNK: Final = 1 << 20
+_RESERVED_CAPABILITIES: Final = 0b11000
+_DOMAINS: Final = Capability.HOST_VISIBLE_MEMORY | Capability.DEVICE_LOCAL_MEMORY | Capability.SHARED_MEMORY
 
 
 Handle = TypeVar("Handle", Context, Buffer, Program, Queue, Event)
@@ -229,11 +204,11 @@ def _decode_data(request: Request[None], response: memoryview) -> None:
     sink[:] = response[_HEADER_BYTES:]
 
 
-_ONLY_STATES = {
+_ONLY_STATES: Final = {
     (int(state), 0, 0): EventStatus(state, 0)
     for state in (EventState.PENDING, EventState.COMPLETE, EventState.CANCELLED)
 }
-_UNPACK_STATE = wire.EVENT_STATE.unpack_from
+_UNPACK_STATE: Final = wire.EVENT_STATE.unpack_from
 
 
 def _decode_event_state(request: Request[EventStatus], response: memoryview) -> EventStatus:
@@ -269,15 +244,15 @@ def _decode_device_info(request: Request[DeviceInfo], response: memoryview) -> D
     return info
 
 
-_DECODE_CONTEXT = _decode_id(Context)
-_DECODE_BUFFER = _decode_id(Buffer)
-_DECODE_PROGRAM = _decode_id(Program)
-_DECODE_QUEUE = _decode_id(Queue)
-_DECODE_EVENT = _decode_id(Event)
+_DECODE_CONTEXT: Final = _decode_id(Context)
+_DECODE_BUFFER: Final = _decode_id(Buffer)
+_DECODE_PROGRAM: Final = _decode_id(Program)
+_DECODE_QUEUE: Final = _decode_id(Queue)
+_DECODE_EVENT: Final = _decode_id(Event)
 # Plain ints: packing and comparing an IntEnum member costs several times as much.
-_SUBMIT_CODE = int(Opcode.SUBMIT)
-_POLL_CODE = int(Opcode.POLL_EVENT)
-_DESTROY_EVENT_CODE = int(Opcode.DESTROY_EVENT)
+_SUBMIT_CODE: Final = int(Opcode.SUBMIT)
+_POLL_CODE: Final = int(Opcode.POLL_EVENT)
+_DESTROY_EVENT_CODE: Final = int(Opcode.DESTROY_EVENT)
 
 
 class Client:

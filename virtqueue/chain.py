@@ -10,6 +10,7 @@ descriptors; one that comes twice is refused at once, since a loop that is rewri
 """
 
 from collections.abc import Sequence
+from typing import Final
 
 from virtaccel.virtqueue.layout import (
     DESC_INDIRECT,
@@ -22,7 +23,7 @@ from virtaccel.virtqueue.layout import (
 from virtaccel.virtqueue.memory import Fault, GuestMemory
 
 _decode = DESCRIPTOR.unpack_from  # bound once: an attribute of a Struct costs as much as unpacking with it
-KNOWN_FLAGS = DESC_NEXT | DESC_WRITE  # the two lowest bits, so any other flag makes a greater number
+KNOWN_FLAGS: Final = DESC_NEXT | DESC_WRITE  # the two lowest bits, so any other flag makes a greater number
 Segments = Sequence[memoryview]
 
 

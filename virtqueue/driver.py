@@ -38,9 +38,9 @@ from virtaccel.virtqueue.layout import (
 
 Range = tuple[int, int]
 # Bound once: an attribute of a Struct costs as much as packing with it.
-_encode = DESCRIPTOR.pack_into
-_decode_used = USED_ELEMENT.unpack_from
-_new_tuple = tuple.__new__  # NamedTuple's constructor without its handling of keywords
+_encode: Final = DESCRIPTOR.pack_into
+_decode_used: Final = USED_ELEMENT.unpack_from
+_new_tuple: Final = tuple.__new__  # NamedTuple's constructor without its handling of keywords
 
 
 class Backpressure(Exception):

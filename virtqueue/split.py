@@ -40,7 +40,7 @@ from virtaccel.virtqueue.layout import (
 from virtaccel.virtqueue.memory import WEAKLY_ORDERED, Fault, GuestMemory, fence
 
 HARD_MAX_CHAIN_DESCRIPTORS: Final = 256
-_encode_used = USED_ELEMENT.pack_into  # bound once: an attribute of a Struct costs as much as packing with it
+_encode_used: Final = USED_ELEMENT.pack_into  # bound once: an attribute of a Struct costs as much as packing with it
 _EPOCHS: Final = count(1)  # one sequence for all queues, so that no chain fits a queue it was not popped from
 
 

@@ -21,11 +21,15 @@ __all__ = [
     "Shared",
     "Transport",
     "TransportError",
+    "View",
     "decode_config",
 ]
 
 Part: TypeAlias = bytes | bytearray | memoryview
 """A piece of a request frame; a memoryview is contiguous and of format 'B'."""
+
+View: TypeAlias = memoryview
+"""For fields of a NamedTuple, whose types mypyc looks up among the module's own names."""
 
 
 class TransportError(Exception):
@@ -53,7 +57,7 @@ class Completion(NamedTuple):
     many bytes the device wrote behind it, into the sink."""
 
     token: int
-    response: memoryview
+    response: View
     beyond: int = 0
 
 

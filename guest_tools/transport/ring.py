@@ -11,18 +11,18 @@ large requests and responses borrow, lowest address first so that the same cache
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
-from virtaccel.guest_tools.transport.base import Backpressure, Completion, Part, Shared, TransportError
+from virtaccel.guest_tools.transport.base import Backpressure, Completion, Part, Shared, TransportError, View
 from virtaccel.guest_tools.transport.raw import RawRing
 from virtaccel.virtqueue.driver import DeviceMisbehaved, DriverQueue
 from virtaccel.virtqueue.layout import Placement, ring_bytes
 
-PAGE_BYTES = 4096
-SLOT_REQUEST_BYTES = 768
-SLOT_RESPONSE_BYTES = 256
-SLOT_BYTES = SLOT_REQUEST_BYTES + SLOT_RESPONSE_BYTES
-_new_tuple = tuple.__new__  # NamedTuple's constructor without its handling of keywords, on the hot path
+PAGE_BYTES: Final = 4096
+SLOT_REQUEST_BYTES: Final = 768
+SLOT_RESPONSE_BYTES: Final = 256
+SLOT_BYTES: Final = SLOT_REQUEST_BYTES + SLOT_RESPONSE_BYTES
+_new_tuple: Final = tuple.__new__  # NamedTuple's constructor without its handling of keywords, on the hot path
 
 Range: TypeAlias = tuple[int, int]
 Locate: TypeAlias = Callable[[int, int], Sequence[Range]]
@@ -35,7 +35,7 @@ class _Slot(NamedTuple):
     start: int
     request_address: int
     response_address: int
-    response: memoryview
+    response: View
     pages: Range | None
     sink: int = 0
     """Bytes behind the response that lie elsewhere."""
