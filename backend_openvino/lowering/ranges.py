@@ -11,14 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from virtaccel.backend_openvino.lowering.numbers import as_f32
-from virtaccel.tosa_graph.elements import unpack
-from virtaccel.tosa_graph.graph import Block, DType, Graph, Op, Operator, Tensor
+from virtaccel.backend_openvino.lowering.constants import FOLDED, Constants
+from virtaccel.tosa_graph.graph import Block, DType, Graph, Op, Operator
 from virtaccel.tosa_graph.node import decode, width
 
 LIMITS = (2.0**40, 2.0**20, 2.0**15, 1024.0, 256.0)
@@ -40,8 +39,6 @@ _SUBNORMAL = 2.0**-126
 _INTEGERS = {DType.BOOL: 1.0, DType.INT4: 8.0, DType.INT8: 255.0, DType.INT16: 65535.0, DType.INT32: 2.0**31}
 _SENSITIVE = frozenset({Op.CLAMP, Op.MAX_POOL2D, Op.MAXIMUM, Op.MINIMUM, Op.REDUCE_MAX, Op.REDUCE_MIN, Op.ARGMAX})
 """Operators whose lowering is simpler for finite numbers."""
-_FOLDED = frozenset({Op.CAST, Op.RESHAPE, Op.TRANSPOSE, Op.IDENTITY})
-"""What weights commonly pass on their way."""
 _BLOCK = 1 << 14
 """Weights looked at together: few enough to stay in the cache, and for a product that is not worth several threads."""
 
@@ -49,7 +46,6 @@ Reach: TypeAlias = NDArray[np.float32]
 """How far values reach below and above zero, [2, limits or 1, channels or 1]: the negated lower bounds, then the upper
 ones. NaN for a limit within which nothing is known. FP32 does: what its rounding takes is a small part of the margin.
 """
-Weights: TypeAlias = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,68 +56,33 @@ class Bounds:
     tensors: frozenset[str]
 
 
-class _Constants:
-    """Tensors whose values are in the file, or follow from it by moving or casting them; looked at when asked for."""
+class _Walk:
+    """What is known so far of a block's tensors. `everywhere` are finite within all limits, `partly` within those that
+    are marked."""
 
     def __init__(self, block: Block) -> None:
-        self._block = block
-        self._stored: dict[str, Tensor] = {}
-        self._made: dict[str, Operator] = {}
-        self._arrays: dict[str, Weights] = {}
-        self._wide: dict[str, Weights] = {}
-        self._reaches: dict[str, Reach | None] = {}
+        self.block = block
+        self.constants = Constants(block)
+        self.reaches: dict[str, Reach] = {}
+        self._constant: dict[str, Reach | None] = {}
+        self.everywhere: set[str] = set()
+        self.partly: dict[str, NDArray[np.bool_]] = {}
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._stored or name in self._made
+    def of(self, operator: Operator, index: int) -> Reach | None:
+        name = operator.inputs[index] if index < len(operator.inputs) else ""
+        found = self.reaches.get(name)
+        return self.constant(name) if found is None and name in self.constants else found
 
-    def store(self, tensor: Tensor) -> None:
-        self._stored[tensor.name] = tensor
-
-    def make(self, operator: Operator) -> None:
-        """An operator of `_FOLDED` on a constant."""
-        self._made[operator.outputs[0]] = operator
-
-    def array(self, name: str) -> Weights:
-        """The values, casts left out."""
-        waiting: list[Operator] = []
-        array = self._arrays.get(name)
-        while array is None:
-            operator = self._made.get(name)
-            if operator is None:
-                tensor = self._stored[name]
-                array = self._arrays[name] = unpack(tensor.data or b"", tensor.dtype, tensor.shape)
-                break
-            waiting.append(operator)
-            name = operator.inputs[0]
-            array = self._arrays.get(name)
-        while waiting:
-            operator = waiting.pop()
-            name = operator.outputs[0]
-            perms = operator.attributes.get("perms")
-            if operator.op is Op.TRANSPOSE and isinstance(perms, tuple):
-                array = np.transpose(array, perms)
-            elif operator.op is Op.RESHAPE:
-                array = array.reshape(self._block.tensors[name].shape)
-            self._arrays[name] = array
-        return array
-
-    def wide(self, name: str) -> Weights:
-        """The values in FP32."""
-        found = self._wide.get(name)
-        if found is None:
-            found = self._wide[name] = as_f32(self.array(name))
-        return found
-
-    def reach(self, name: str) -> Reach | None:
+    def constant(self, name: str) -> Reach | None:
         """None if there are others than finite numbers, or larger ones than the type's."""
-        if name not in self._reaches:
-            self._reaches[name] = self._reach(name)
-        return self._reaches[name]
+        if name not in self._constant:
+            self._constant[name] = self._of_constant(name)
+        return self._constant[name]
 
-    def _reach(self, name: str) -> Reach | None:
-        array = self.array(name)
+    def _of_constant(self, name: str) -> Reach | None:
+        array = self.constants.array(name)
         if array.dtype == np.float16:  # whose extremes numpy is slow to find
-            array = self.wide(name)
+            array = self.constants.wide(name)
         rows = array.reshape(-1, array.shape[-1] if array.ndim else 1)
         found = np.empty((2, 1, rows.shape[1]), np.float32)
         found[0, 0] = rows[0] if len(rows) == 1 else np.minimum.reduce(rows)
@@ -129,30 +90,13 @@ class _Constants:
         np.negative(found[0], out=found[0])
         found += _SUBNORMAL
         largest = math.inf
-        if name in self._made:  # perhaps a cast
+        if self.constants.made(name):
             found = _widened(found)
-            largest = _LARGEST.get(self._block.tensors[name].dtype, math.inf)
+            largest = _LARGEST.get(self.block.tensors[name].dtype, math.inf)
         top = float(found.max())
         return found if top <= largest and top < math.inf else None
 
-
-class _Walk:
-    """What is known so far of a block's tensors. `everywhere` are finite within all limits, `partly` within those that
-    are marked."""
-
-    def __init__(self, block: Block) -> None:
-        self.block = block
-        self.constants = _Constants(block)
-        self.reaches: dict[str, Reach] = {}
-        self.everywhere: set[str] = set()
-        self.partly: dict[str, NDArray[np.bool_]] = {}
-
-    def of(self, operator: Operator, index: int) -> Reach | None:
-        name = operator.inputs[index] if index < len(operator.inputs) else ""
-        found = self.reaches.get(name)
-        return self.constants.reach(name) if found is None and name in self.constants else found
-
-    def weights(self, operator: Operator) -> Weights | None:
+    def weights(self, operator: Operator) -> NDArray[np.float32] | None:
         """The second operand if it is known, in FP32."""
         name = operator.inputs[1]
         return self.constants.wide(name) if name in self.constants else None
@@ -470,11 +414,11 @@ def _visit(walk: _Walk, operator: Operator, sensitive: set[str]) -> None:
     if operator.op is Op.CONST and tensor.data is not None:
         walk.constants.store(tensor)
         return
-    if operator.op in _FOLDED and operator.inputs and operator.inputs[0] in walk.constants:
+    if operator.op in FOLDED and operator.inputs and operator.inputs[0] in walk.constants:
         walk.constants.make(operator)
         if walk.block.tensors[operator.inputs[0]].dtype in _FLOATING and operator.inputs[0] not in walk.reaches:
             # Still a constant when it is lowered, which then needs no bounds.
-            if name in sensitive and walk.constants.reach(name) is not None:
+            if name in sensitive and walk.constant(name) is not None:
                 walk.everywhere.add(name)
             return
     rule = _RULES.get(operator.op)

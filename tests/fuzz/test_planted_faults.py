@@ -118,13 +118,13 @@ FAULTS = {
         "vhost", "device.vhost_user.session", (("if not 0 < access.size <= len(space) - access.offset:", "if not 0 < access.size <= len(space):"),)
     ),
     "field-outside-its-table": Fault(
-        "tosa", "tosa_graph.flatbuffer",
+        "tosa", "tosa_graph.encoding",
         (("        if slots and (max(slots) >= table_bytes or any(0 < slot < 4 for slot in slots)):", "        if False:"),
          ("        if offset + width > table.vtable.table_bytes:", "        if False:"),
          ("            if offset and offset + width > vtable.table_bytes:", "            if False:")),
     ),
     "vector-end-not-checked": Fault(
-        "tosa", "tosa_graph.flatbuffer", (("        if length * width > self.size - position - 4:", "        if False:"),)
+        "tosa", "tosa_graph.encoding", (("        if length * width > self.size - position - 4:", "        if False:"),)
     ),
     "stride-of-zero": Fault(
         "tosa", "tosa_graph.infer_tensor",

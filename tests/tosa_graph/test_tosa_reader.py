@@ -16,7 +16,8 @@ import pytest
 import tosa_reference_model
 from graphs import Const, Dims, single
 
-from virtaccel.tosa_graph.flatbuffer import ReadLimits, read
+from virtaccel.tosa_graph.encoding import ReadLimits
+from virtaccel.tosa_graph.flatbuffer import read
 from virtaccel.tosa_graph.graph import DType, Graph, Op, TosaError
 from virtaccel.tosa_graph.validate import validate
 from virtaccel.tosa_graph.write import GraphWriter
