@@ -19,12 +19,12 @@ from virtaccel.backend_openvino.lowering import layout as axes
 from virtaccel.backend_openvino.lowering import nodes as ops
 from virtaccel.backend_openvino.lowering.numbers import (
     ELEMENT_TYPES,
+    FOLDS,
     constant_node,
-    fold,
     node_shape,
     packed_node,
 )
-from virtaccel.backend_openvino.lowering.registry import RECORDS, Array, Layout, Refused, Site, Value
+from virtaccel.backend_openvino.lowering.registry import RECORDS, Array, Layout, Record, Refused, Site, Value
 from virtaccel.tosa_graph.elements import CARRIER, unpack
 from virtaccel.tosa_graph.graph import Block, DType, Graph, Op, Operator, Tensor, TosaError
 
@@ -264,20 +264,35 @@ class Builder:
         record = RECORDS.get(operator.op)
         if record is None:
             raise Refused(f"{operator.op.name}: not run by this backend")
+        if operator.op in FOLDS and self._fold(operator, record):
+            return
         site = self.site(operator)
         if not record.admits(site):
             found = [value.dtype.name for value in site.inputs if value] + [d.name for d in site.out_dtypes]
             raise site.refuse(f"not run for the types {', '.join(found)}")
-        folded = fold(site)
-        results = (self.constant(folded, site.out_dtypes[0]),) if folded is not None else record.emit(site)
+        results = record.emit(site)
         for name, value, shape in zip(operator.outputs, results, site.out_shapes, strict=True):
             if value.shape != shape:
                 raise site.refuse(f"gives shape {value.shape} where {name!r} has {shape}")
             self._set(name, value)
-        if folded is None and operator.op not in _MOVES and self._all_fixed(site):
+        if operator.op not in _MOVES and self._all_fixed(site):
             for value in results:
                 _leave_to_kernels(value.output.get_node())
                 self._fixed.add(_key(value.output))
+
+    def _fold(self, operator: Operator, record: Record) -> bool:
+        """Make another constant of one that the operator moves or casts; False if that is not what it does."""
+        source = self.values.get(operator.inputs[0])
+        if source is None or source.constant is None or any(name not in self.shapes for name in operator.inputs[1:]):
+            return False
+        result = self.block.tensors[operator.outputs[0]]
+        if not record.covers((source.dtype,), result.dtype):
+            return False
+        array = FOLDS[operator.op](operator, source.constant, source.dtype, result)
+        if array is None or array.shape != result.shape:
+            return False
+        self.values[result.name] = self.constant(array, result.dtype)
+        return True
 
     def _all_fixed(self, site: Site) -> bool:
         """Whether the operator works on nothing but constants and what was made of them."""

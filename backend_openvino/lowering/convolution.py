@@ -184,8 +184,8 @@ def convolved(data: ov.Output, kernel: ov.Output, window: Window) -> ov.Output:
     The runtime moves the stride of a kernel of one point to the node before, which is wrong where there is padding. So
     there every place is computed and some are taken.
     """
-    steps, points = window.stride, list(kernel.get_shape())[2:]
-    skips = max(points) == 1 and max(steps) > 1 and any(window.begin + window.end)
+    steps = window.stride
+    skips = max(steps) > 1 and any(window.begin + window.end) and max(list(kernel.get_shape())[2:]) == 1
     strides = [1] * len(steps) if skips else steps
     node = ops.convolution(data, kernel, strides, window.begin, window.end, window.dilation).output(0)
     if not skips:

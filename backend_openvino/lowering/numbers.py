@@ -15,9 +15,9 @@ import openvino as ov
 from numpy.typing import NDArray
 
 from virtaccel.backend_openvino.lowering import nodes as ops
-from virtaccel.backend_openvino.lowering.registry import Array, Site
+from virtaccel.backend_openvino.lowering.registry import Array
 from virtaccel.tosa_graph.elements import CARRIER, pack, unpack
-from virtaccel.tosa_graph.graph import DType, Op, packed_bytes
+from virtaccel.tosa_graph.graph import DType, Op, Operator, Tensor, packed_bytes
 
 ELEMENT_TYPES: dict[DType, ov.Type] = {
     DType.BOOL: ov.Type.boolean,
@@ -120,38 +120,31 @@ _FLOATS = frozenset({DType.FP32, DType.FP16, DType.BF16, DType.FP8E4M3, DType.FP
 _WIDER: dict[DType, int] = {DType.INT4: 4, DType.INT8: 8, DType.INT16: 16, DType.INT32: 32, DType.INT48: 48}
 
 
-def _fold_cast(site: Site, array: Array) -> Array | None:
+def _fold_cast(operator: Operator, array: Array, source: DType, result: Tensor) -> Array | None:
     """Casts that take no room: an integer to a wider one, floating point to any other."""
-    source, target = site.inputs[0].dtype if site.inputs[0] else DType.UNKNOWN, site.out_dtypes[0]
-    widens = target in _WIDER and source in _WIDER and _WIDER[target] >= _WIDER[source]
-    if widens or (source in _FLOATS and target is DType.FP32):
-        return as_f32(array) if target is DType.FP32 else array.astype(CARRIER[target])
+    target = result.dtype
+    if target is DType.FP32 and source in _FLOATS:
+        return as_f32(array)
+    if target in _WIDER and source in _WIDER and _WIDER[target] >= _WIDER[source]:
+        return array.astype(CARRIER[target])
     if source in _FLOATS and target in _FLOATS:
         with np.errstate(over="ignore", invalid="ignore"):
             return unpack(pack(array, target), target, array.shape)
     return None
 
 
-def _fold_reshape(site: Site, array: Array) -> Array | None:
-    return array.reshape(site.out_shapes[0]) if math.prod(site.out_shapes[0]) == array.size else None
+def _fold_reshape(operator: Operator, array: Array, source: DType, result: Tensor) -> Array | None:
+    return array.reshape(result.shape) if math.prod(result.shape) == array.size else None
 
 
-def _fold_transpose(site: Site, array: Array) -> Array | None:
-    perms = site.attributes.get("perms")
+def _fold_transpose(operator: Operator, array: Array, source: DType, result: Tensor) -> Array | None:
+    perms = operator.attributes.get("perms")
     return np.transpose(array, perms) if isinstance(perms, tuple) else None
 
 
-_FOLDS: dict[Op, Callable[[Site, Array], Array | None]] = {
+FOLDS: dict[Op, Callable[[Operator, Array, DType, Tensor], Array | None]] = {
     Op.CAST: _fold_cast,
     Op.RESHAPE: _fold_reshape,
     Op.TRANSPOSE: _fold_transpose,
 }
-
-
-def fold(site: Site) -> Array | None:
-    """The operator's result if it is known now, exactly and at no cost in size; None otherwise."""
-    rule = _FOLDS.get(site.operator.op)
-    operand = site.inputs[0] if site.inputs else None
-    if rule is None or operand is None or operand.constant is None:
-        return None
-    return rule(site, operand.constant)
+"""An operator's result, from a constant and its type, if it is known now, exactly and at no cost in size."""
