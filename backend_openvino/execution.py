@@ -120,7 +120,7 @@ class Executor:
             self._unstarted[event] = None
 
     def _start(self, event: Event) -> None:
-        request = event.program.prepare(event.call, len(self.running) - 1)
+        request = event.program.prepare(event.call, max(len(self.running) - 1, 1))  # it was counted when it came
         if request is not None:
             _begin(event, request)
 

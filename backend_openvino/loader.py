@@ -79,6 +79,7 @@ class Loader:
         # The descriptor is closed by whichever of owner and thread comes last.
         self._lock = threading.Lock()
         self._descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._told = False
 
     @property
     def descriptor(self) -> int:
@@ -95,6 +96,9 @@ class Loader:
 
     def acknowledge(self) -> None:
         """Make the descriptor quiet."""
+        if not self._told:
+            return
+        self._told = False
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._descriptor)
 
@@ -125,3 +129,4 @@ class Loader:
             with self._lock:
                 if self._descriptor >= 0:
                     os.eventfd_write(self._descriptor, 1)
+                    self._told = True  # after it: a reader that comes between leaves the descriptor readable

@@ -50,8 +50,12 @@ MAX_CALLS = 16
 
 _CROWD = 2
 """With so many others under way, the time of one submission matters less than how many end in a second."""
-_STEADY = 32
-"""So many more submissions in a crowd than without one: then a model for crowds is worth compiling."""
+_STEADY, _CROWDED = 32, 64
+"""A count goes up by 1, to the second, for a submission in a crowd, and down for one that comes alone. From the first
+on, the model for crowds is compiled and used: not for some runs of a crowd only, since the two models' runs would get
+in each other's way."""
+_ALONE = 4
+"""By how much it goes down."""
 
 
 class Variant(NamedTuple):
@@ -179,7 +183,7 @@ class Source:
         graph = concrete(self.graph, self.target, variant)
         compiled, limit = self._compiled(graph, variant)
         slots = _slots(graph, compiled)
-        guards = _guards(slots[: len(graph.inputs)], limit) if limit is not None else ()
+        guards = guards_for(slots[: len(graph.inputs)], limit) if limit is not None else ()
         steps = len(compiled.outputs) - 1 if has_loops(graph) else None
         executable = Executable(compiled, slots, guards, steps)
         with self._lock:
@@ -381,13 +385,12 @@ class Program:
         return request if request is not None else self._request(executable, call)
 
     def _for_crowd(self, executable: Executable, call: Call, beside: int) -> Executable:
-        """The model for crowds, if there is a crowd now and has been for a while; else the other."""
-        if beside < _CROWD:
-            if not beside and self._crowd:
-                self._crowd -= 1
-            return executable
+        """The model for crowds, if there has been one for a while; else the other."""
+        if beside >= _CROWD:
+            self._crowd = min(self._crowd + 1, _CROWDED)
+        elif not beside and self._crowd:
+            self._crowd = max(self._crowd - _ALONE, 0)
         if self._crowd < _STEADY:
-            self._crowd += 1
             return executable
         try:
             return self._executable(Variant(call.shapes, True, True)) or executable
@@ -477,23 +480,35 @@ def _refuse_overlap(bindings: Sequence[Binding]) -> None:
 def within(executable: Executable, ranges: tuple[Range, ...]) -> bool:
     """Whether every floating-point input holds only numbers no larger than the model was compiled for.
 
-    Read as integers without the sign bit, IEEE numbers are ordered by magnitude, infinity and NaN above all.
+    Read as integers without the sign bit, IEEE numbers are ordered by magnitude, infinity and NaN above all. With it,
+    the greatest unsigned integer is the negative number of the greatest magnitude, if there is a negative one, and the
+    greatest signed integer is the greatest positive number: at most two looks, and no memory for numbers in between.
     """
     for guard in executable.guards:
         buffer, offset = ranges[guard.slot]
-        words = buffer.array[offset : offset + guard.bytes].view(guard.word)
-        if int((words & guard.magnitude).max()) > guard.largest:
+        data = buffer.array[offset : offset + guard.bytes]
+        greatest = int(_greatest(data.view(guard.unsigned)))
+        if greatest > guard.largest and (
+            greatest <= guard.magnitude
+            or greatest & guard.magnitude > guard.largest
+            or int(_greatest(data.view(guard.signed))) > guard.largest
+        ):
             return False
     return True
 
 
-def _guards(slots: Sequence[Slot], limit: float) -> list[Guard]:
+_greatest = np.maximum.reduce
+
+
+def guards_for(slots: Sequence[Slot], limit: float) -> list[Guard]:
+    """What keeps each of a model's inputs, in order, within `limit`."""
     guards = []
     for index, slot in enumerate(slots):
         if slot.dtype in FLOATS:
-            word = np.dtype("<u4" if slot.dtype is DType.FP32 else "<u2")
-            largest = int(np.frombuffer(pack(np.array([limit], np.float32), slot.dtype), word)[0])
-            guards.append(Guard(index, slot.bytes, word, word.type((1 << (8 * word.itemsize - 1)) - 1), largest))
+            size = 4 if slot.dtype is DType.FP32 else 2
+            unsigned, signed = np.dtype(f"<u{size}"), np.dtype(f"<i{size}")
+            largest = int(np.frombuffer(pack(np.array([limit], np.float32), slot.dtype), unsigned)[0])
+            guards.append(Guard(index, slot.bytes, unsigned, signed, (1 << (8 * size - 1)) - 1, largest))
     return guards
 
 

@@ -43,13 +43,15 @@ class Slot(NamedTuple):
 
 
 class Guard(NamedTuple):
-    """What an input has to be for the model to hold: as integers of type `word`, masked with `magnitude` (all but the
-    sign bit), none of its elements is above `largest`."""
+    """What an input has to be for the model to hold: no element's magnitude, its bits without the sign read as an
+    integer, is above `largest`. `unsigned` and `signed` are integers of an element's size, `magnitude` all bits but the
+    sign."""
 
     slot: int
     bytes: int
-    word: np.dtype[Any]
-    magnitude: Any
+    unsigned: np.dtype[Any]
+    signed: np.dtype[Any]
+    magnitude: int
     largest: int
 
 
