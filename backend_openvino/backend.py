@@ -71,6 +71,9 @@ LIMITS: Final = Limits(
 MAX_QUARANTINED_BYTES: Final = 1 << 30
 """Memory of buffers freed while cancelled work still ran over them; beyond it, freeing such a buffer is BUSY."""
 
+_DIGESTED_AT_ONCE: Final = 64 << 10
+"""Bytes of an artifact that is looked for among what is loaded within its LOAD_PROGRAM; larger ones would hold up other
+commands."""
 _EXIT_SECONDS: Final = 3.0
 
 T = TypeVar("T")
@@ -235,11 +238,11 @@ class OpenVinoBackend:
             reason = "resident_bytes has to be 2^64-1: OpenVINO publishes no bound"
             raise self._refused(BackendError(Status.RESOURCE_LIMIT, reason))
         payload, words, host = b"".join(artifact.payload), artifact.target, self.host
-        key = programs.digest(payload, words, host)
-        known = programs.shared(key)
-        if known is not None:
-            return Loaded(self._program(owner, known))
-        load = _Load(owner, self._loader.submit(lambda: programs.load(payload, words, host, key)))
+        if len(payload) <= _DIGESTED_AT_ONCE:
+            known = programs.shared(programs.digest(payload, words, host))
+            if known is not None:
+                return Loaded(self._program(owner, known))
+        load = _Load(owner, self._loader.submit(lambda: programs.load(payload, words, host)))
         self._loads.add(load)
         return Loading(load)
 

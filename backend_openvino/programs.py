@@ -270,7 +270,9 @@ _sharing = threading.Lock()
 
 def digest(payload: bytes, target_words: tuple[int, ...], host: Host) -> bytes:
     """Key of an artifact on a device."""
-    return hashlib.sha256(repr((target_words, host)).encode() + b"\0" + payload).digest()
+    found = hashlib.sha256(repr((target_words, host)).encode() + b"\0")
+    found.update(payload)
+    return found.digest()
 
 
 def shared(key: bytes) -> Source | None:
@@ -279,13 +281,15 @@ def shared(key: bytes) -> Source | None:
         return _sources.get(key)
 
 
-def load(payload: bytes, target_words: tuple[int, ...], host: Host, key: bytes) -> Source:
+def load(payload: bytes, target_words: tuple[int, ...], host: Host) -> Source:
     """Read, validate, lower and compile; a graph with unknown dimensions is lowered and compiled when they are known.
     Raises BackendError."""
+    key = digest(payload, target_words, host)
     known = shared(key)
     if known is not None:
         return known
-    source = Source(*admit(payload, target_words, host), host, payload, target_words, key)
+    graph, target = admit(payload, target_words, host)
+    source = Source(graph, target, host, payload, target_words, key)
     if source.dynamic:
         _refuse_unknown_operators(source.graph)
     else:

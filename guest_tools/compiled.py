@@ -55,7 +55,7 @@ def compiled(opened: Opened, data: bytes, name: str) -> ov.CompiledModel:
     """The model that the device runs for these bytes: the very one, if a program of it is loaded. Raises InputError,
     device.backend.BackendError."""
     words, host = target_words(parse(data, name)), opened.backend.host
-    source = sources.load(data, words, host, sources.digest(data, words, host))
+    source = sources.load(data, words, host)
     if source.dynamic:
         raise InputError(f"{name} has inputs of unknown size")
     return source.compile(sources.Variant(source.declared(), True)).model

@@ -34,7 +34,7 @@ def load(folder: Path, tosa: bytes, limit: int = store.DEFAULT_BYTES) -> program
     gc.collect()  # what is no longer used is not shared
     host = Host("CPU", runtime.Tuning(), programs.offered("CPU"), store=Store(folder, limit))
     words = target_words(read(tosa))
-    source = programs.load(tosa, words, host, programs.digest(tosa, words, host))
+    source = programs.load(tosa, words, host)
     return source.compile(Variant(source.declared(), True))
 
 
