@@ -194,6 +194,7 @@ class OpenVinoBackend:
 
     def memory(self) -> int:
         """As in device.backend.SharesMemory."""
+        self._arena.exposed = True
         return self._arena.descriptor
 
     def place(self, buffer: Handle) -> int:

@@ -67,6 +67,8 @@ class Arena:
         fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)  # another process may have it mapped
         self._end = self._size = 0
         self._live = [0]
+        self.exposed = False
+        """Whether another process writes there as well, unseen."""
 
     def allocate(self, length: int, alignment: int) -> tuple[Bytes, int]:
         """Zeroed bytes, whole pages, at an address of the given alignment (a power of two), and their offset in the
@@ -111,14 +113,17 @@ class Arena:
 class Buffer:
     """A guest's buffer and its guard: many readers or one writer.
 
-    `calls` are the bindings of programs to it, whose idle requests have tensors over it.
+    `calls` are the bindings of programs to it, whose idle requests have tensors over it. `changes` counts what may have
+    changed its bytes, as far as it is done here: see `Arena.exposed`.
     """
 
     __slots__ = (
+        "arena",
         "array",
         "backing_bytes",
         "bytes",
         "calls",
+        "changes",
         "context",
         "freed",
         "offset",
@@ -130,6 +135,7 @@ class Buffer:
     def __init__(self, arena: Arena, context: object, request: BufferRequest) -> None:
         if request.alignment > MAX_ALIGNMENT:
             raise BackendError(Status.RESOURCE_LIMIT, f"alignment {request.alignment} is above {MAX_ALIGNMENT}")
+        self.arena = arena
         self.array, self.offset = arena.allocate(request.bytes, request.alignment)
         self.view = memoryview(self.array.data)
         self.bytes = request.bytes
@@ -138,6 +144,7 @@ class Buffer:
         self.readers = 0
         self.writer = False
         self.freed = False
+        self.changes = 0
         self.calls: set[Call] = set()
 
     @property
@@ -159,6 +166,7 @@ class Buffer:
 
 def write(buffer: Buffer, offset: int, source: Segments) -> None:
     """One copy into the buffer."""
+    buffer.changes += 1
     view = buffer.view
     for piece in source:
         end = offset + len(piece)

@@ -381,7 +381,7 @@ class Program:
             executable = self._for_crowd(executable, call, beside)
         if executable not in call.idle and self._spare is None and executable.at_work():
             return None  # before inputs are looked at, which a later try would have to do again
-        if executable.guards and not within(executable, call.ranges):
+        if executable.guards and not within(executable, call):
             executable = self._executable(Variant(call.shapes, False))
             if executable is None:
                 return None
@@ -481,15 +481,18 @@ def _refuse_overlap(bindings: Sequence[Binding]) -> None:
             written = max(written, binding.offset + binding.bytes)
 
 
-def within(executable: Executable, ranges: tuple[Range, ...]) -> bool:
-    """Whether every floating-point input holds only numbers no larger than the model was compiled for.
+def within(executable: Executable, call: Call) -> bool:
+    """Whether every floating-point input holds only numbers no larger than the model was compiled for; an input that
+    was found so is not looked through again before something may have changed it.
 
     Read as integers without the sign bit, IEEE numbers are ordered by magnitude, infinity and NaN above all. With it,
     the greatest unsigned integer is the negative number of the greatest magnitude, if there is a negative one, and the
     greatest signed integer is the greatest positive number: at most two looks, and no memory for numbers in between.
     """
     for guard in executable.guards:
-        buffer, offset = ranges[guard.slot]
+        buffer, offset = call.ranges[guard.slot]
+        if call.passed.get(guard) == buffer.changes and not buffer.arena.exposed:
+            continue
         data = buffer.array[offset : offset + guard.bytes]
         greatest = int(_greatest(data.view(guard.unsigned)))
         if greatest > guard.largest and (
@@ -498,6 +501,7 @@ def within(executable: Executable, ranges: tuple[Range, ...]) -> bool:
             or int(_greatest(data.view(guard.signed))) > guard.largest
         ):
             return False
+        call.passed[guard] = buffer.changes
     return True
 
 

@@ -180,7 +180,7 @@ class Call:
     call is dead: idle requests die with it, one at work dies when it ends.
     """
 
-    __slots__ = ("dead", "executable", "idle", "ranges", "readers", "shapes", "sizes", "writers")
+    __slots__ = ("dead", "executable", "idle", "passed", "ranges", "readers", "shapes", "sizes", "writers")
 
     def __init__(
         self, ranges: tuple[Range, ...], sizes: tuple[int, ...], shapes: Shapes, reads: set[Buffer], writes: set[Buffer]
@@ -192,6 +192,8 @@ class Call:
         self.writers = tuple(writes)
         self.executable: Executable | None = None
         self.idle: dict[Executable, Request] = {}
+        self.passed: dict[Guard, int] = {}
+        """Guards that its inputs have passed, and how many changes their buffers had seen then."""
         self.dead = False
         for buffer in reads | writes:
             buffer.calls.add(self)
@@ -209,6 +211,7 @@ class Call:
             buffer.readers += 1
         for buffer in self.writers:
             buffer.writer = True
+            buffer.changes += 1
 
     def release(self) -> None:
         for buffer in self.readers:
