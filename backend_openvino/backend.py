@@ -152,9 +152,9 @@ class OpenVinoBackend:
         if self._loads or self._executor.preparing():
             self.acknowledge()
 
-    def hold(self) -> None:
+    def expect_patience(self) -> None:
         """As in device.backend.RunsForItsCaller."""
-        self._executor.hold = True
+        self._executor.patient = True
 
     def close(self) -> None:
         if self._closed:

@@ -2,8 +2,8 @@
 
 Nothing here blocks except `Executor.wait`. A request is polled with wait_for(0); no callback is registered, since one
 in flight aborts the interpreter's exit. Handing work to a thread of the runtime's and hearing of its end costs tens of
-microseconds: programs known to be over sooner are run while they are submitted (`_AT_ONCE_NS`), and a caller that said
-it would wait for the next submission (`Executor.hold`) runs it itself in `wait`.
+microseconds: programs known to be over sooner are run while they are submitted (`_AT_ONCE_NS`), and so are longer ones
+of a caller that said it would only wait for its next submission (`Executor.patient`).
 
 After a cancel or an expired deadline the native work is asked to stop, and request, program and buffers stay held until
 it has (specification.md 4.9 and 8). Where nobody may wait for that, at close, they are parked; deleting a running
@@ -38,7 +38,7 @@ _AT_ONCE_NS = 50_000
 """Programs that take no longer are run within their SUBMIT: about what a command takes that moves a MiB."""
 
 _BY_HAND_NS = 20_000_000
-"""The longest run that `Executor.wait` takes upon itself: until it ends, nobody can look at anything else."""
+"""The same for a caller that would only wait: until the run ends it cannot look at anything else."""
 
 PENDING = Polled(EventState.PENDING, Status.OK)
 COMPLETE = Polled(EventState.COMPLETE, Status.OK)
@@ -90,29 +90,25 @@ class Executor:
     def __init__(self) -> None:
         self.running: dict[Event, None] = {}
         self._unstarted: dict[Event, None] = {}
-        self._held: Event | None = None
-        self.hold = False
+        self.patient = False
         """The caller will wait for what it submits next, and do nothing before."""
         self.stopping: list[Stopping] = []
 
     def admit(self, event: Event) -> None:
         """Guard the event's buffers and start it, now or when its program has a request for it. Raises BackendError or
         RuntimeError, with nothing kept, if it cannot start."""
-        held, self.hold = self.hold, False
+        patient, self.patient = self.patient, False
         event.call.take()
         try:
-            if self._held is not None:
-                self._release(self._held)
             request = event.program.prepare(event.call, len(self.running))
             cost = request.executable.cost if request is not None else UNKNOWN_COST
-            if held and _AT_ONCE_NS < cost <= _BY_HAND_NS and not event.deadline and not self.running:
-                self._held, event.request = event, request
-            elif request is not None and cost > _AT_ONCE_NS:
+            longest = _BY_HAND_NS if patient and not (self.running or event.deadline) else _AT_ONCE_NS
+            if request is not None and cost > longest:
                 _begin(event, request)
         except BaseException:
             event.call.release()
             raise
-        if request is not None and cost <= _AT_ONCE_NS:
+        if request is not None and cost <= longest:
             self._run(event, request)
             return
         self.running[event] = None
@@ -137,17 +133,6 @@ class Executor:
         request.executable.took(time.monotonic_ns() - begin)
         self._end(event, self._verdict(event, request))
 
-    def _release(self, event: Event) -> None:
-        """The caller does something else than wait: what was held for it starts."""
-        self._held = None
-        if event.request is None:
-            return
-        try:
-            _begin(event, event.request)
-        except RuntimeError as error:
-            log.error("execution failed to start: %s", error)
-            self._end(event, BROKEN)
-
     def poll(self, event: Event) -> Polled:
         """State of the event; terminal ones stay."""
         if event.state is not PENDING:
@@ -155,9 +140,6 @@ class Executor:
         request = event.request
         if request is None:
             return self._poll_unstarted(event)
-        if event is self._held:
-            self._release(event)
-            return event.state
         try:
             ended = request.infer.wait_for(0)
         except RuntimeError as error:
@@ -253,12 +235,6 @@ class Executor:
     def wait(self, timeout: float, ready: int, loading: bool) -> None:
         """Block until a submission may have ended or started, at most `timeout` seconds. `ready` is the descriptor that
         tells of finished preparations, and of loads if there are any (`loading`)."""
-        held, self._held = self._held, None
-        if held is not None and held.request is not None:
-            if not loading and held.request.executable.cost < timeout * 1e9:
-                self._run(held, held.request)
-                return
-            self._release(held)
         if not (self.running or loading):
             return
         now = time.monotonic_ns()

@@ -234,9 +234,9 @@ class SharesMemory(Protocol):
 class RunsForItsCaller(Protocol):
     """What a backend may offer besides to whoever uses it in process."""
 
-    def hold(self) -> None:
-        """The caller will submit something next, and then `wait` before anything else: `wait` may do the work itself,
-        on the caller's thread. If the caller does something else after all, the work is started as ever."""
+    def expect_patience(self) -> None:
+        """The caller will submit something next and then wait for its end, before anything else: `submit` may do the
+        work itself, on the caller's thread. Forgotten by the next `submit`."""
 
 
 class OpenBackend(Protocol):

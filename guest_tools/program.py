@@ -158,13 +158,13 @@ class Pending:
             raise
         return True
 
-    def wait(self, patience: float | None = None, at_once: bool = False) -> None:
+    def wait(self, patience: float | None = None) -> None:
         """Until it has ended. Raises ExecutionFailed if it did not complete, TimeoutError if it is still pending after
-        `patience` seconds (then it goes on, and may be waited for again). `at_once` as in Session.wait."""
+        `patience` seconds (then it goes on, and may be waited for again)."""
         if self._event is None:
             return
         session = self._accelerator.session
-        status = session.wait(self._event, patience, at_once)
+        status = session.wait(self._event, patience)
         if status.state == EventState.PENDING:
             raise TimeoutError(f"still running after {patience} s")
         event, self._event = self._event, None
@@ -250,7 +250,7 @@ class Invocation:
 
     def run(self, state: State | None = None, timeout: float | None = None) -> None:
         """One run, from start to end. Raises ExecutionFailed; `timeout` as in `submit`."""
-        self._submit(state, timeout, True).wait(at_once=True)
+        self._submit(state, timeout, True).wait()
 
     def submit(self, state: State | None = None, timeout: float | None = None) -> Pending:
         """Start one run on what the buffers hold now. `timeout` in seconds from admission; None is no limit.

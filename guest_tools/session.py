@@ -51,7 +51,9 @@ class Session:
     `patience` is how many seconds any one command may take, None for no limit.
     """
 
-    __slots__ = ("_eager", "_finished", "_hold", "_outstanding", "_pause", "_rests", "client", "patience", "transport")
+    __slots__ = (
+        "_eager", "_finished", "_outstanding", "_pause", "_rests", "_together", "client", "patience", "transport",
+    )  # fmt: skip
 
     def __init__(self, transport: Transport, patience: float | None = PATIENCE_SECONDS) -> None:
         self.transport = transport
@@ -64,7 +66,7 @@ class Session:
         # every so often.
         pause = getattr(transport, "pause", None)
         self._pause = pause or time.sleep
-        self._hold: bool = hasattr(transport, "hold")
+        self._together: bool = hasattr(transport, "expect_patience")
         self._rests = (LONGEST_REST_SECONDS,) * 2 if pause else (FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
 
     @property
@@ -158,20 +160,17 @@ class Session:
     def submit(self, request: Request[Event], at_once: bool = False) -> Event:
         """One SUBMIT. With `at_once` its event is waited for next, before anything else is asked of the device: where
         device and caller are one process, the caller then does the work itself. Raises as `call` does."""
-        if at_once and self._hold:
-            self.transport.hold()  # type: ignore[attr-defined]  # a transport in process has it
+        if at_once and self._together:
+            self.transport.expect_patience()  # type: ignore[attr-defined]  # a transport in process has it
         return self.call(request)
 
-    def wait(self, event: Event, timeout: float | None = None, at_once: bool = False) -> EventStatus:
-        """Poll `event` until it is terminal, or `timeout` seconds have gone (then the state is PENDING). `at_once` says
-        what it said to `submit`, if nothing was asked of the device since.
+    def wait(self, event: Event, timeout: float | None = None) -> EventStatus:
+        """Poll `event` until it is terminal, or `timeout` seconds have gone (then the state is PENDING).
 
         The protocol has no signal for a finished submission, so this asks a few times at once, then rests ever longer
         between questions. Where the last wait took long, asking at once would only take processors from the work.
         """
         call, poll = self.call, self.client.poll_event
-        if at_once and self._hold:
-            self._pause(LONGEST_REST_SECONDS if timeout is None else min(timeout, LONGEST_REST_SECONDS))
         for _ in range(self._eager):
             status = call(poll(event))
             if status.state:

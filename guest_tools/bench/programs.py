@@ -56,7 +56,7 @@ def run(accelerator: Accelerator, program: Program, packed: PackedBindings) -> E
     ExecutionFailed."""
     session = accelerator.session
     event = session.submit(session.client.submit(accelerator.queue, program.id, packed), at_once=True)
-    status = session.wait(event, at_once=True)
+    status = session.wait(event)
     if status.state != EventState.COMPLETE:
         raise ExecutionFailed(f"the submission ended as {status.state.name} ({status_name(status.error)})")
     return event

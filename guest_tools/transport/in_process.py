@@ -105,7 +105,7 @@ class InProcessTransport:
     def _start(self) -> None:
         self.worker = Worker(self.device.engine, self._queue, _nobody_to_notify)
         # As in device.backend.RunsForItsCaller.
-        self.hold: Callable[[], None] = getattr(self.device.backend, "hold", _nobody_to_notify)
+        self.expect_patience: Callable[[], None] = getattr(self.device.backend, "expect_patience", _nobody_to_notify)
 
     @property
     def device_name(self) -> str | None:

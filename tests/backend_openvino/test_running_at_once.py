@@ -50,10 +50,10 @@ def numbers(seed: int) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal((1, SIDE, SIDE)).astype(np.float32)
 
 
-def held(room: EngineRoom, program: Handle, bindings: list[Binding]) -> Handle:
+def patiently(room: EngineRoom, program: Handle, bindings: list[Binding], timeout_ns: int = 0) -> Handle:
     assert isinstance(room.backend, OpenVinoBackend)
-    room.backend.hold()
-    return room.submit(program, bindings, [])
+    room.backend.expect_patience()
+    return room.submit(program, bindings, [], timeout_ns)
 
 
 def refused(call: Callable[[], None]) -> Status | None:
@@ -114,66 +114,35 @@ def test_an_expired_deadline_is_seen_after_a_run_within_its_submission(room: Eng
     assert room.backend.poll_event(event).error is Status.DEADLINE_EXPIRED
 
 
-def test_who_waits_for_a_held_submission_runs_it(room: EngineRoom) -> None:
+def test_who_would_only_wait_runs_it(room: EngineRoom) -> None:
     program = room.load(rotations(SIDE, STEPS))
     x = numbers(2)
     bindings = bound_to(room, x)
     executable(program).cost = SLOW
-    event = held(room, program, bindings)
-    room.backend.wait(1.0)
+    event = patiently(room, program, bindings)
     assert room.backend.poll_event(event).state is EventState.COMPLETE
     np.testing.assert_array_equal(answer(room, bindings, x), rotated(x, STEPS))
 
 
-@pytest.mark.parametrize("instead", ["poll", "short wait", "write", "another", "another held"])
-def test_a_held_submission_starts_when_its_caller_does_something_else(room: EngineRoom, instead: str) -> None:
-    program, other = room.load(rotations(SIDE, STEPS)), room.load(rotations(SIDE, STEPS + 1))
-    x, y = numbers(3), numbers(4)
-    bindings, others = bound_to(room, x), bound_to(room, y)
-    executable(program).cost = executable(other).cost = SLOW
-    event = held(room, program, bindings)
-    beside: Handle | None = None
-    if instead == "poll":
-        room.backend.poll_event(event)
-    elif instead == "short wait":
-        room.backend.wait(0.0)
-    elif instead == "write":
-        refusal = refused(lambda: room.backend.write_buffer(bindings[0].buffer, 0, [memoryview(x.tobytes())]))
-        assert refusal in (Status.BUSY, None)  # it may have ended by then
-    else:
-        beside = held(room, other, others) if instead.endswith("held") else room.submit(other, others, [])
-    assert room.finish(event).state is EventState.COMPLETE
-    np.testing.assert_array_equal(answer(room, bindings, x), rotated(x, STEPS))
-    if beside is not None:
-        assert room.finish(beside).state is EventState.COMPLETE
-        np.testing.assert_array_equal(answer(room, others, y), rotated(y, STEPS + 1))
-
-
-def cancel(room: EngineRoom, event: Handle) -> None:
-    """It starts, and may be over, before it is cancelled."""
-    refusal = refused(lambda: room.backend.cancel_event(event))
-    wanted = {None: EventState.CANCELLED, Status.BUSY: EventState.COMPLETE}
-    assert room.backend.poll_event(event).state is wanted[refusal]
-
-
-def leave(room: EngineRoom, event: Handle) -> None:
-    room.backend.close()
-
-
-@pytest.mark.parametrize("end", [cancel, leave])
-def test_a_held_submission_can_be_ended(room: EngineRoom, end: Callable[[EngineRoom, Handle], None]) -> None:
+def test_an_expired_deadline_is_seen_by_who_waited(room: EngineRoom) -> None:
     program = room.load(rotations(SIDE, STEPS))
     executable(program).cost = SLOW
-    end(room, held(room, program, bound_to(room, numbers(5))))
+    event = patiently(room, program, bound_to(room, numbers(3)), timeout_ns=1)
+    assert room.backend.poll_event(event).error is Status.DEADLINE_EXPIRED
 
 
-def test_what_is_held_with_a_deadline_or_beside_others_starts_at_once(room: EngineRoom) -> None:
-    program = room.load(rotations(SIDE, STEPS))
-    executable(program).cost = SLOW
-    x = numbers(6)
-    bindings = bound_to(room, x)
-    assert isinstance(room.backend, OpenVinoBackend)
-    room.backend.hold()
-    event = room.submit(program, bindings, [], timeout_ns=60_000_000_000)
-    assert room.finish(event).state is EventState.COMPLETE
-    np.testing.assert_array_equal(answer(room, bindings, x), rotated(x, STEPS))
+def test_patience_is_for_one_submission_that_is_alone(room: EngineRoom) -> None:
+    """Beside others it starts like them; and a submission after it is not waited for."""
+    program, other = room.load(rotations(512, 40)), room.load(rotations(SIDE, STEPS))
+    x, y = np.random.default_rng(4).standard_normal((1, 512, 512)).astype(np.float32), numbers(5)
+    long, short = bound_to(room, x), bound_to(room, y)
+    executable(other).cost = SLOW
+    executable(program).cost = 1 << 62
+    first = patiently(room, program, long)
+    assert room.backend.poll_event(first).state is EventState.PENDING, "too long to be run within its submission"
+    second = patiently(room, other, short)
+    third = room.submit(other, bound_to(room, y), [])
+    for event in (first, second, third):
+        assert room.finish(event).state is EventState.COMPLETE
+    np.testing.assert_array_equal(answer(room, long, x), rotated(x, 40))
+    np.testing.assert_array_equal(answer(room, short, y), rotated(y, STEPS))
