@@ -6,7 +6,6 @@ nothing but the job. TOSA and the protocol play no part here.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import queue
 import threading
@@ -76,7 +75,7 @@ class Loader:
         self._jobs: queue.SimpleQueue[Job[object] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._closed = False
-        # The descriptor is closed by whichever of owner and thread comes last.
+        # Holds the descriptor, closed by whichever of owner and thread comes last, and `_told`: that it is readable.
         self._lock = threading.Lock()
         self._descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._told = False
@@ -96,11 +95,10 @@ class Loader:
 
     def acknowledge(self) -> None:
         """Make the descriptor quiet."""
-        if not self._told:
-            return
-        self._told = False
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._descriptor)
+        with self._lock:  # who has seen it readable finds it told
+            if self._told:
+                self._told = False
+                os.eventfd_read(self._descriptor)
 
     def close(self) -> None:
         """No further jobs; the thread ends with the one it runs. Never waits."""
@@ -129,4 +127,4 @@ class Loader:
             with self._lock:
                 if self._descriptor >= 0:
                     os.eventfd_write(self._descriptor, 1)
-                    self._told = True  # after it: a reader that comes between leaves the descriptor readable
+                    self._told = True

@@ -3,6 +3,8 @@ blocks, least of all a submission of a model that runs already."""
 
 from __future__ import annotations
 
+import select
+
 import graphs
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from engine_room import EngineRoom
 from slow_graphs import rotated, rotations
 
 from virtaccel.backend_openvino import open_backend
+from virtaccel.backend_openvino.loader import Loader
 from virtaccel.device.backend import Accepted, Binding
 from virtaccel.device.wire import Access, EventState, Status
 from virtaccel.tosa_graph.graph import DType, Op
@@ -106,3 +109,15 @@ def test_submissions_that_wait_for_a_run_end_by_cancel_deadline_and_turn() -> No
     assert isinstance(outcome, Accepted)
     backend.cancel_event(outcome.event)
     backend.close()
+
+
+def test_what_was_acknowledged_is_quiet_however_soon() -> None:
+    """A reader may see the descriptor readable before the thread that wrote to it goes on."""
+    loader = Loader("quiet")
+    for _ in range(2000):
+        job = loader.submit(lambda: 1)
+        assert select.select([loader.descriptor], [], [], 10.0)[0]
+        assert job.result() == 1
+        loader.acknowledge()
+        assert not select.select([loader.descriptor], [], [], 0)[0]
+    loader.close()
