@@ -36,14 +36,15 @@ _KEEPS_DIMENSIONS: Final = {"keep_dims": True}
 
 
 def constant(array: NDArray[Any]) -> ov.op.Constant:
-    """A Constant with a copy of the array, of the element type that corresponds to numpy's."""
-    return ov.op.Constant(array if array.flags.c_contiguous else array.copy(), shared_memory=False)
+    """A Constant with a copy of the array, of the element type that corresponds to numpy's. Of arrays of rank 0 numpy
+    makes scalars."""
+    return ov.op.Constant(np.asarray(array, order="C"), shared_memory=False)
 
 
 def _output(operand: Operand) -> ov.Output:
     if isinstance(operand, ov.Output):
         return operand
-    return (constant(operand) if isinstance(operand, np.ndarray) else operand).output(0)
+    return (constant(operand) if isinstance(operand, (np.ndarray, np.generic)) else operand).output(0)
 
 
 def _made(name: str, *operands: Operand) -> ov.Node:
