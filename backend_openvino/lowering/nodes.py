@@ -35,7 +35,7 @@ _BROADCASTS: Final = {"auto_broadcast": "NUMPY"}
 _KEEPS_DIMENSIONS: Final = {"keep_dims": True}
 
 
-def constant(array: NDArray[Any]) -> ov.op.Constant:
+def constant(array: NDArray[Any] | np.generic) -> ov.op.Constant:
     """A Constant with a copy of the array, of the element type that corresponds to numpy's. Of arrays of rank 0 numpy
     makes scalars."""
     return ov.op.Constant(np.asarray(array, order="C"), shared_memory=False)
