@@ -27,6 +27,7 @@ from virtaccel.guest_tools.client import (
 )
 from virtaccel.guest_tools.client import Program as ProgramId
 from virtaccel.guest_tools.errors import ExecutionFailed, InputError, ModelError
+from virtaccel.guest_tools.session import Pace
 from virtaccel.tosa_graph.elements import CARRIER, pack, unpack
 from virtaccel.tosa_graph.graph import DType, Graph, Tensor, TosaError, packed_bytes
 
@@ -134,9 +135,11 @@ class State:
 class Pending:
     """One submission under way. `wait` must be called once; it gives the event back."""
 
-    def __init__(self, accelerator: Accelerator, event: Event) -> None:
+    def __init__(self, accelerator: Accelerator, event: Event, pace: Pace | None = None) -> None:
+        """`pace` is the program's, if the submission is waited for before anything else."""
         self._accelerator = accelerator
         self._event: Event | None = event
+        self._pace = pace
 
     def done(self) -> bool:
         """Whether it has ended, one way or another. Never waits."""
@@ -164,7 +167,8 @@ class Pending:
         if self._event is None:
             return
         session = self._accelerator.session
-        status = session.wait(self._event, patience)
+        pace, self._pace = self._pace, None  # later it says nothing
+        status = session.wait(self._event, patience, pace)
         if status.state == EventState.PENDING:
             raise TimeoutError(f"still running after {patience} s")
         event, self._event = self._event, None
@@ -275,7 +279,7 @@ class Invocation:
             raise ExecutionFailed(text, error.status) from error
         except DeviceError as error:
             raise ExecutionFailed(f"the device did not take the submission: {error}", error.status) from error
-        pending = Pending(accelerator, event)
+        pending = Pending(accelerator, event, self.program.pace if at_once else None)
         accelerator.pending.add(pending)
         return pending
 
@@ -309,6 +313,7 @@ class Program:
         self.inputs = tuple(_info(tensor) for tensor in graph.inputs)
         self.outputs = tuple(_info(tensor) for tensor in graph.outputs)
         self.variables = tuple(_info(tensor) for tensor in graph.variables)
+        self.pace = Pace()
         self._invocations: dict[Shapes, Invocation] = {}
         self._states: list[State] = []
         self._closed = False

@@ -29,6 +29,8 @@ BRIEF_SECONDS = 100e-6
 FIRST_PAUSE_SECONDS = 20e-6
 LONGEST_PAUSE_SECONDS = 1e-3
 LONGEST_REST_SECONDS = 0.25
+LONGEST_PACE_SECONDS = 4e-3
+"""A run may be shorter than those before it, and is to be noticed all the same; beyond, asking costs little."""
 TRANSFER_WINDOW = 4
 
 
@@ -43,6 +45,24 @@ class Finished(NamedTuple):
     request: Request[Any]
     value: Any
     error: ClientError | None
+
+
+class Pace:
+    """How long to leave a program alone before asking whether it has ended, in seconds: learnt from earlier runs.
+
+    Every question takes processors from the work where guest and device share them. `seconds` is when the work was last
+    known to be going on, and less by a tenth after each run that had ended by then.
+    """
+
+    __slots__ = ("seconds",)
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def learn(self, rested: float, pending: float) -> None:
+        """A run of which nothing was asked for `rested` seconds, and that was last found pending after `pending`
+        (0: never)."""
+        self.seconds = min(pending if pending > 0.0 else rested * 0.9, LONGEST_PACE_SECONDS)
 
 
 class Session:
@@ -164,12 +184,15 @@ class Session:
             self.transport.expect_patience()  # type: ignore[attr-defined]  # a transport in process has it
         return self.call(request)
 
-    def wait(self, event: Event, timeout: float | None = None) -> EventStatus:
-        """Poll `event` until it is terminal, or `timeout` seconds have gone (then the state is PENDING).
+    def wait(self, event: Event, timeout: float | None = None, pace: Pace | None = None) -> EventStatus:
+        """Poll `event` until it is terminal, or `timeout` seconds have gone (then the state is PENDING). `pace` is that
+        of the program, if the event was submitted just now.
 
         The protocol has no signal for a finished submission, so this asks a few times at once, then rests ever longer
         between questions. Where the last wait took long, asking at once would only take processors from the work.
         """
+        if pace is not None and not self._together:
+            return self._wait_paced(event, timeout, pace)
         call, poll = self.call, self.client.poll_event
         for _ in range(self._eager):
             status = call(poll(event))
@@ -186,6 +209,32 @@ class Session:
             rest = min(2 * rest, longest)
         self._eager = EAGER_POLLS if time.monotonic() < begin + BRIEF_SECONDS else 1
         return status
+
+    def _wait_paced(self, event: Event, timeout: float | None, pace: Pace) -> EventStatus:
+        begin = time.monotonic()
+        rested, pending = pace.seconds, 0.0
+        if rested > BRIEF_SECONDS:
+            self._pause(rested if timeout is None else min(rested, timeout))
+        else:
+            rested = 0.0
+        call, poll = self.call, self.client.poll_event
+        rest, longest = self._rests
+        rest = max(rest, rested / 16)
+        eager = 1 if rested else EAGER_POLLS
+        while True:
+            asked = time.monotonic() - begin
+            status = call(poll(event))
+            if status.state:
+                pace.learn(rested, pending)
+                return status
+            pending = asked
+            if timeout is not None and asked >= timeout:
+                return status
+            if eager > 1:
+                eager -= 1
+                continue
+            self._pause(rest if timeout is None else max(min(rest, timeout - asked), 0.0))
+            rest = min(2 * rest, longest)
 
     def reset(self) -> None:
         """Reset the device: all handles and outstanding commands are gone."""

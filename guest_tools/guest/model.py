@@ -22,7 +22,7 @@ from virtaccel.guest_tools.client import (
     pack_bindings,
     status_name,
 )
-from virtaccel.guest_tools.session import Session
+from virtaccel.guest_tools.session import Pace, Session
 from virtaccel.tosa_graph.flatbuffer import read
 from virtaccel.tosa_graph.graph import Graph, Tensor, TosaError, packed_bytes
 
@@ -76,6 +76,7 @@ class Model:
         self.context = call(client.create_context())
         start = time.monotonic()
         words = target_words(self.graph)
+        self.pace = Pace()
         self.program = call(client.load_program(self.context, TOSA_FORMAT, words, artifact))
         self.load_seconds = time.monotonic() - start
         self.queue = call(client.create_queue(self.context))
@@ -119,7 +120,7 @@ class Model:
 
     def finish(self, event: Event, timeout: float = RUN_TIMEOUT_S) -> None:
         """Wait for a run and destroy its event. Raises ModelError if it did not complete."""
-        status = self.session.wait(event, timeout)
+        status = self.session.wait(event, timeout, self.pace)
         if status.state == EventState.PENDING:
             raise ModelError(f"the run did not end in {timeout:.0f} s")
         self.session.call(self.session.client.destroy_event(event))
