@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from virtaccel.backend_openvino import open_backend
 from virtaccel.backend_openvino.backend import OpenVinoBackend
-from virtaccel.backend_openvino.programs import guards_for, within
+from virtaccel.backend_openvino.bindings import guards_for, within
 from virtaccel.backend_openvino.requests import Executable, Slot
 from virtaccel.device.backend import Binding
 from virtaccel.device.wire import Access, EventState
