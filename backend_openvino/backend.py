@@ -239,11 +239,11 @@ class OpenVinoBackend:
             reason = "resident_bytes has to be 2^64-1: OpenVINO publishes no bound"
             raise self._refused(BackendError(Status.RESOURCE_LIMIT, reason))
         payload, words, host = b"".join(artifact.payload), artifact.target, self.host
-        if len(payload) <= _DIGESTED_AT_ONCE:
-            known = programs.shared(programs.digest(payload, words, host))
-            if known is not None:
-                return Loaded(self._program(owner, known))
-        load = _Load(owner, self._loader.submit(lambda: programs.load(payload, words, host)))
+        key = programs.digest(payload, words, host) if len(payload) <= _DIGESTED_AT_ONCE else None
+        known = programs.shared(key) if key is not None else None
+        if known is not None:
+            return Loaded(self._program(owner, known))
+        load = _Load(owner, self._loader.submit(lambda: programs.load(payload, words, host, key)))
         self._loads.add(load)
         return Loading(load)
 

@@ -268,10 +268,11 @@ def shared(key: bytes) -> Source | None:
         return _sources.get(key)
 
 
-def load(payload: bytes, target_words: tuple[int, ...], host: Host) -> Source:
+def load(payload: bytes, target_words: tuple[int, ...], host: Host, key: bytes | None = None) -> Source:
     """Read, validate, lower and compile; a graph with unknown dimensions is lowered and compiled when they are known.
-    Raises BackendError."""
-    key = digest(payload, target_words, host)
+    `key` is the artifact's digest, if it has been made. Raises BackendError."""
+    if key is None:
+        key = digest(payload, target_words, host)
     known = shared(key)
     if known is not None:
         return known

@@ -64,18 +64,10 @@ def room() -> Iterator[EngineRoom]:
     backend.close()
 
 
-def network() -> bytes:
-    """One that is compiled for inputs within a limit."""
-    path = Path(__file__).resolve().parents[3] / "shared/models/face_detection_short_range.tosa"
-    if not path.exists():
-        pytest.skip("the shared models are not on this machine")
-    return path.read_bytes()
-
-
 @pytest.mark.parametrize("written", ["by a write", "by another program", "in the shared file"])
-def test_an_input_that_was_changed_is_looked_through_again(room: EngineRoom, written: str) -> None:
+def test_an_input_that_was_changed_is_looked_through_again(room: EngineRoom, shared: Path, written: str) -> None:
     """A NaN has to come out of a network whose model is compiled for numbers, however it got in."""
-    tosa = network()
+    tosa = (shared / "models/face_detection_short_range.tosa").read_bytes()
     program = room.load(tosa)
     graph = read(tosa)
     (tensor,) = graph.inputs
