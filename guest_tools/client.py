@@ -20,11 +20,6 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 from virtaccel.device import wire
 from virtaccel.device.wire import Capability, Domain, EventState, Opcode, Status, Usage
-from virtaccel.guest_tools.handles import Buffer as Buffer
-from virtaccel.guest_tools.handles import Context as Context
-from virtaccel.guest_tools.handles import Event as Event
-from virtaccel.guest_tools.handles import Program as Program
-from virtaccel.guest_tools.handles import Queue as Queue
 from virtaccel.guest_tools.transport.base import Config, Part, Shared
 
 T = TypeVar("T")
@@ -49,6 +44,36 @@ UNBOUNDED_RESIDENT_BYTES: Final = (1 << 64) - 1
 LARGEST_CHUNK: Final = 1 << 20
 _RESERVED_CAPABILITIES: Final = 0b11000
 _DOMAINS: Final = Capability.HOST_VISIBLE_MEMORY | Capability.DEVICE_LOCAL_MEMORY | Capability.SHARED_MEMORY
+
+
+class Context(int):
+    """A context's ID, as the device gave it: opaque, nonzero, valid until destroyed or reset."""
+
+    __slots__ = ()
+
+
+class Buffer(int):
+    """A buffer's ID."""
+
+    __slots__ = ()
+
+
+class Program(int):
+    """A loaded program's ID."""
+
+    __slots__ = ()
+
+
+class Queue(int):
+    """An execution queue's ID (not a virtqueue)."""
+
+    __slots__ = ()
+
+
+class Event(int):
+    """The ID of the event that owns one submission."""
+
+    __slots__ = ()
 
 
 Handle = TypeVar("Handle", Context, Buffer, Program, Queue, Event)

@@ -21,15 +21,11 @@ __all__ = [
     "Shared",
     "Transport",
     "TransportError",
-    "View",
     "decode_config",
 ]
 
 Part: TypeAlias = bytes | bytearray | memoryview
 """A piece of a request frame; a memoryview is contiguous and of format 'B'."""
-
-View: TypeAlias = memoryview
-"""For fields of a NamedTuple, whose types mypyc looks up among the module's own names."""
 
 
 class TransportError(Exception):
@@ -57,7 +53,7 @@ class Completion(NamedTuple):
     many bytes the device wrote behind it, into the sink."""
 
     token: int
-    response: View
+    response: memoryview
     beyond: int = 0
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
-from virtaccel.guest_tools.transport.base import Backpressure, Completion, Part, Shared, TransportError, View
+from virtaccel.guest_tools.transport.base import Backpressure, Completion, Part, Shared, TransportError
 from virtaccel.guest_tools.transport.raw import RawRing
 from virtaccel.virtqueue.driver import DeviceMisbehaved, DriverQueue
 from virtaccel.virtqueue.layout import Placement, ring_bytes
@@ -35,7 +35,7 @@ class _Slot(NamedTuple):
     start: int
     request_address: int
     response_address: int
-    response: View
+    response: memoryview
     pages: Range | None
     sink: int = 0
     """Bytes behind the response that lie elsewhere."""
