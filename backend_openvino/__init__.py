@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from virtaccel.device.backend import Backend, BackendUnavailable
 
 if TYPE_CHECKING:
-    from virtaccel.device.isolation.nursery import Run
+    from virtaccel.processes.fork_server import Run
 
 _REPORTS_HOME = "openvino.tools.ovc"
 """Part of the runtime's package that it imports at once: converts models, which nothing here needs, takes half of the

@@ -32,9 +32,9 @@ from virtaccel.backend_openvino.compile import Tuning
 from virtaccel.backend_openvino.loader import current_job
 from virtaccel.backend_openvino.programs import Compiled, Host, Variant, compile_here, concrete
 from virtaccel.device.backend import BackendError, BackendUnavailable
-from virtaccel.device.isolation import confine
-from virtaccel.device.isolation.nursery import Child, Nursery, NurseryLost, Run
 from virtaccel.device.wire import Status
+from virtaccel.processes import confine
+from virtaccel.processes.fork_server import Child, Nursery, NurseryLost, Run
 from virtaccel.tosa_graph.flatbuffer import read
 from virtaccel.tosa_graph.graph import Graph, TosaError
 from virtaccel.tosa_graph.target import from_words

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("device", "virtqueue", "tosa_graph", "backend_openvino", "guest_tools")
+PACKAGES = (
+    "backend_openvino", "cli", "device", "guest_tools", "harness", "processes", "tosa_graph", "virtqueue", "vm",
+)
 
 
 @pytest.fixture(scope="session")

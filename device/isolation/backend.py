@@ -45,8 +45,8 @@ from virtaccel.device.backend import (
 from virtaccel.device.isolation import messages
 from virtaccel.device.isolation.memory import SLOTS, Board, Ending, Garbled, Mapping, is_sealed
 from virtaccel.device.isolation.messages import Answer, Garbage, Greeting, Kind, Op, Outcome
-from virtaccel.device.isolation.nursery import NurseryLost
 from virtaccel.device.wire import Access, EventState, Status
+from virtaccel.processes.fork_server import NurseryLost
 
 log = logging.getLogger(__name__)
 

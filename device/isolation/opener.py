@@ -20,7 +20,7 @@ from virtaccel.device.backend import Backend, BackendUnavailable
 from virtaccel.device.isolation.backend import IsolatedBackend
 from virtaccel.device.isolation.memory import Board
 from virtaccel.device.isolation.messages import Garbage
-from virtaccel.device.isolation.nursery import Child, Nursery, NurseryLost
+from virtaccel.processes.fork_server import Child, Nursery, NurseryLost
 
 log = logging.getLogger(__name__)
 

@@ -40,11 +40,12 @@ from virtaccel.device.backend import (
     ReleaseRejected,
     SharesMemory,
 )
-from virtaccel.device.isolation import confine, messages
+from virtaccel.device.isolation import messages
 from virtaccel.device.isolation.memory import Board, Ending
 from virtaccel.device.isolation.messages import ANSWER, Answer, Greeting, Kind, Op, Outcome
-from virtaccel.device.isolation.nursery import Run
 from virtaccel.device.wire import EventState, Status
+from virtaccel.processes import confine
+from virtaccel.processes.fork_server import Run
 
 log = logging.getLogger(__name__)
 

@@ -21,10 +21,10 @@ from random import Random
 from struct import Struct
 from typing import Any, Final, NamedTuple
 
-from virtaccel.device.isolation.confine import die_with_parent
 from virtaccel.guest_tools.fuzz.engine import Found, Fuzzer, Limits, Tally, Watcher, describe, signature
 from virtaccel.guest_tools.fuzz.target import Target
 from virtaccel.guest_tools.fuzz.targets import make
+from virtaccel.processes.confine import die_with_parent
 
 INPUT_BYTES: Final = 1 << 20
 MEMORY_BYTES: Final = 8 << 30

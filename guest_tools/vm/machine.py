@@ -16,8 +16,8 @@ from typing import Any
 from virtaccel.guest_tools.image import GUEST_PROGRAM, base_image, guest_program, job_archive
 from virtaccel.guest_tools.qemu import Sysroot
 from virtaccel.guest_tools.vm import commands
-from virtaccel.guest_tools.vm.process import Child
 from virtaccel.guest_tools.vm.qmp import Qmp, QmpError, connect
+from virtaccel.processes.child import Child
 
 BOOT_S = 90.0
 ANSWER_S = 120.0

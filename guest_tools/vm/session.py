@@ -19,7 +19,7 @@ from types import TracebackType
 from virtaccel.guest_tools import qemu
 from virtaccel.guest_tools.vm import commands
 from virtaccel.guest_tools.vm.machine import Machine, MachineError, base_arguments, write_initrd
-from virtaccel.guest_tools.vm.process import Child
+from virtaccel.processes.child import Child
 
 LISTEN_S = 20.0
 

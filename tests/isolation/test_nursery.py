@@ -13,8 +13,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from virtaccel.device.isolation import confine
-from virtaccel.device.isolation.nursery import Nursery, NurseryLost
+from virtaccel.processes import confine
+from virtaccel.processes.fork_server import Nursery, NurseryLost
 
 PATIENCE = 60.0
 
@@ -119,7 +119,7 @@ def test_everything_ends_with_the_process_that_asked(support_on_path: None) -> N
     """However it ends: here by SIGKILL."""
     script = (
         "import sys, time\n"
-        "from virtaccel.device.isolation.nursery import Nursery\n"
+        "from virtaccel.processes.fork_server import Nursery\n"
         "made = Nursery.spawn('nursery_children', 'a', 'b')\n"
         "child = made.start(b'ignore', [])\n"
         "print(made.pid, child.born(60), flush=True)\n"

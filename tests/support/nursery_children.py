@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from virtaccel.device.isolation import confine
-from virtaccel.device.isolation.nursery import Run
+from virtaccel.processes import confine
+from virtaccel.processes.fork_server import Run
 
 
 def prepare(words: Sequence[str]) -> Run:

@@ -16,8 +16,8 @@ from virtaccel.guest_tools import qemu
 from virtaccel.guest_tools.qemu import Sysroot
 from virtaccel.guest_tools.vm.commands import Pairing
 from virtaccel.guest_tools.vm.machine import GuestFailure, Machine
-from virtaccel.guest_tools.vm.process import Child
 from virtaccel.guest_tools.vm.session import start_daemon
+from virtaccel.processes.child import Child
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(400)]
 LOST_AFTER_S = 4.0

@@ -28,7 +28,7 @@ from collections.abc import Callable, Sequence
 from struct import Struct
 from typing import Final, NoReturn, TypeAlias
 
-from virtaccel.device.isolation import confine
+from virtaccel.processes import confine
 
 log = logging.getLogger(__name__)
 
