@@ -24,13 +24,13 @@ from virtaccel.device import wire
 from virtaccel.device.backend import BackendError, BackendUnavailable, Limits, OpenBackend
 from virtaccel.device.config import U32_MAX, U64_MAX, DeviceConfig, ResourcePolicy, WireConfig
 from virtaccel.device.errors import ConfigError
-from virtaccel.device.isolation import IsolatingOpener, WorkerLimits
+from virtaccel.device.isolated import IsolatingOpener, WorkerLimits
+from virtaccel.device.ring_service import BATCH, Device
 from virtaccel.device.vhost_user import sockets
 from virtaccel.device.vhost_user.guest import Settings
 from virtaccel.device.vhost_user.server import Server, Source
 from virtaccel.device.vhost_user.session import MAX_RING_SIZE
 from virtaccel.device.vhost_user.sockets import SocketError
-from virtaccel.device.worker import BATCH, Device
 
 PROGRAM = "vhost-user-accel"
 CAPABILITIES = {"type": "accel", "features": []}

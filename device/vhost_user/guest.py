@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from virtaccel.device.engine import Health
-from virtaccel.device.vhost_user import mapping
-from virtaccel.device.vhost_user.events import Kick, Signal
-from virtaccel.device.vhost_user.mapping import Mapped
+from virtaccel.device.loop import mapping
+from virtaccel.device.loop.events import Kick, Signal
+from virtaccel.device.loop.mapping import Mapped
+from virtaccel.device.ring_service import BATCH, Device, Worker
 from virtaccel.device.vhost_user.message import MAX_MEMORY_SLOTS, MemoryRegion
 from virtaccel.device.vhost_user.session import Descriptors, Refused, RingSetup
-from virtaccel.device.worker import BATCH, Device, Worker
 from virtaccel.virtqueue.chain import Chain
 from virtaccel.virtqueue.layout import Placement, available_bytes, descriptor_bytes, used_bytes
 from virtaccel.virtqueue.memory import Fault, GuestMemory

@@ -18,13 +18,13 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import NamedTuple, TypeAlias
 
-from virtaccel.device.vhost_user.bell import bell
+from virtaccel.device.loop.bell import bell
+from virtaccel.device.ring_service import Device
 from virtaccel.device.vhost_user.channel import Channel, Closed
 from virtaccel.device.vhost_user.guest import ConnectedGuest, Settings
 from virtaccel.device.vhost_user.message import MessageError
 from virtaccel.device.vhost_user.session import EndSession, Session
 from virtaccel.device.vhost_user.sockets import Listener
-from virtaccel.device.worker import Device
 
 Callback: TypeAlias = Callable[[], None]
 Fail: TypeAlias = Callable[[Exception], None]

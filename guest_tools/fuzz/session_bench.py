@@ -14,8 +14,8 @@ from virtaccel.device.engine import Health
 from virtaccel.device.objects import Namespaces
 from virtaccel.device.reference import FORMAT, INFO, Fault, Operation, Program, Reference, Script
 from virtaccel.device.reset import ResetReport
+from virtaccel.device.ring_service import Device
 from virtaccel.device.wire import Status
-from virtaccel.device.worker import Device
 from virtaccel.guest_tools.conformance.protocol_programs import SAMPLES
 from virtaccel.guest_tools.fuzz.audit import Audit
 from virtaccel.guest_tools.fuzz.frame import quiet

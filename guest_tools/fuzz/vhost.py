@@ -18,9 +18,9 @@ from random import Random
 from typing import Final
 
 from virtaccel.device.reference import Reference
+from virtaccel.device.ring_service import Device
 from virtaccel.device.vhost_user.guest import Settings
 from virtaccel.device.vhost_user.server import Connection, EventLoop
-from virtaccel.device.worker import Device
 from virtaccel.guest_tools.errors import Unavailable
 from virtaccel.guest_tools.fuzz.frame import quiet
 from virtaccel.guest_tools.fuzz.target import Finding, mutate_bytes

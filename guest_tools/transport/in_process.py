@@ -19,7 +19,7 @@ from typing import cast
 from virtaccel.device.backend import Backend, BackendUnavailable, OpenBackend
 from virtaccel.device.config import DeviceConfig, ResourcePolicy
 from virtaccel.device.errors import ConfigError
-from virtaccel.device.worker import Device, Worker
+from virtaccel.device.ring_service import Device, Worker
 from virtaccel.guest_tools.errors import Unavailable
 from virtaccel.guest_tools.transport.base import Completion, Config, Part, Shared, TransportError, decode_config
 from virtaccel.guest_tools.transport.raw import RawRing

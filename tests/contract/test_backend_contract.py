@@ -29,7 +29,7 @@ from virtaccel.device.backend import (
     Segments,
     SubmitOutcome,
 )
-from virtaccel.device.isolation.opener import IsolatingOpener
+from virtaccel.device.isolated.launcher import IsolatingOpener
 from virtaccel.device.reference import INFO, Reference, Refuse, Script
 from virtaccel.device.wire import EventState, Status
 from virtaccel.guest_tools.cli import main

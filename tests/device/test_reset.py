@@ -12,9 +12,9 @@ from virtaccel.device.backend import Backend, BackendUnavailable
 from virtaccel.device.engine import Health
 from virtaccel.device.reference import INFO, Break, Doubt, Inflate, Reference, Refuse, Script
 from virtaccel.device.reset import ResetReport
+from virtaccel.device.ring_service import Device
 from virtaccel.device.state import Counts, Retained
 from virtaccel.device.wire import Capability, Status
-from virtaccel.device.worker import Device
 
 PAGE = 4096
 ONE_OF_EACH = Counts(contexts=1, buffers=2, programs=1, queues=1, events=1)

@@ -35,8 +35,8 @@ from rings import DATA, INDIRECT, NEXT, WRITE, RawRing
 
 from virtaccel.device.engine import Health
 from virtaccel.device.reference import INFO, Doubt, Reference, Script
+from virtaccel.device.ring_service import Device, Worker
 from virtaccel.device.wire import Status
-from virtaccel.device.worker import Device, Worker
 from virtaccel.virtqueue.chain import Chain
 from virtaccel.virtqueue.driver import Backpressure
 

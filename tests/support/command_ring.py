@@ -14,7 +14,7 @@ from frames import CANARY, Response, read_response
 from virtaccel.device.backend import Backend
 from virtaccel.device.config import DeviceConfig, ResourcePolicy
 from virtaccel.device.reset import ResetReport
-from virtaccel.device.worker import Device, Worker
+from virtaccel.device.ring_service import Device, Worker
 from virtaccel.virtqueue.chain import Chain
 from virtaccel.virtqueue.driver import DriverQueue
 from virtaccel.virtqueue.layout import ring_bytes

@@ -26,7 +26,7 @@ from virtaccel.device.backend import (
     ReleaseOutcome,
     SubmitOutcome,
 )
-from virtaccel.device.isolation.memory import sealed_file
+from virtaccel.device.isolated.shared import sealed_file
 from virtaccel.device.reference import Doubt, Reference, Refuse, Script, _Buffer, _Event, _Program
 from virtaccel.device.wire import Status
 

@@ -12,7 +12,7 @@ from itertools import count
 from typing import Any
 
 from virtaccel.device import cli
-from virtaccel.device.isolation.backend import IsolatedBackend
+from virtaccel.device.isolated.backend import IsolatedBackend
 from virtaccel.device.vhost_user.server import Connection
 from virtaccel.virtqueue.split import DeviceQueue
 

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from virtaccel.device.vhost_user import events
-from virtaccel.device.vhost_user.bell import Bell
-from virtaccel.device.vhost_user.events import Kick, Signal
+from virtaccel.device.loop import events
+from virtaccel.device.loop.bell import Bell
+from virtaccel.device.loop.events import Kick, Signal
 
 pytestmark = pytest.mark.timeout(20)
 MOST = 2**64 - 2  # what write(2) lets a counter hold

@@ -18,12 +18,12 @@ from frames import BUSY, CODES, DEVICE_LOST, OK, STALE_OBJECT, load, request
 
 from virtaccel.device.backend import BackendUnavailable
 from virtaccel.device.reference import Break, Operation, Program, Reference, Script
+from virtaccel.device.ring_service import Device
 from virtaccel.device.vhost_user import message as m
 from virtaccel.device.vhost_user import sockets
 from virtaccel.device.vhost_user.guest import Settings
 from virtaccel.device.vhost_user.message import Request
 from virtaccel.device.vhost_user.server import EventLoop, Port
-from virtaccel.device.worker import Device
 from virtaccel.virtqueue.driver import Used
 
 ARTIFACT = Program(Operation.XOR, 1, 1, 1, 0).pack()

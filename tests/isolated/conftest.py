@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from virtaccel.device.backend import Backend
-from virtaccel.device.isolation import IsolatingOpener
-from virtaccel.device.isolation.backend import IsolatedBackend
+from virtaccel.device.isolated import IsolatingOpener
+from virtaccel.device.isolated.backend import IsolatedBackend
 
 SUPPORT = str(Path(__file__).resolve().parent.parent / "support")
 

@@ -29,10 +29,10 @@ from virtaccel.device.backend import (
     ReleaseIndeterminate,
     ReleaseRejected,
 )
-from virtaccel.device.isolation import IsolatingOpener
-from virtaccel.device.isolation import backend as isolated
-from virtaccel.device.isolation.backend import IsolatedBackend
-from virtaccel.device.isolation.memory import SLOTS, Board, Ending, Garbled, Mapping, is_sealed, sealed_file
+from virtaccel.device.isolated import IsolatingOpener
+from virtaccel.device.isolated import backend as isolated
+from virtaccel.device.isolated.backend import IsolatedBackend
+from virtaccel.device.isolated.shared import SLOTS, Board, Ending, Garbled, Mapping, is_sealed, sealed_file
 from virtaccel.device.reference import FORMAT, Operation, Program
 from virtaccel.device.wire import Access, EventState, Status
 

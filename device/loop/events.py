@@ -16,7 +16,7 @@ import select
 import stat
 from enum import Enum
 
-from virtaccel.device.vhost_user.bell import bell
+from virtaccel.device.loop.bell import bell
 
 _ONE = (1).to_bytes(8, "little")
 _NOTHING_THERE = (errno.EAGAIN, errno.EINTR)

@@ -42,9 +42,9 @@ from virtaccel.device.backend import (
     Segments,
     SubmitOutcome,
 )
-from virtaccel.device.isolation import messages
-from virtaccel.device.isolation.memory import SLOTS, Board, Ending, Garbled, Mapping, is_sealed
-from virtaccel.device.isolation.messages import Answer, Garbage, Greeting, Kind, Op, Outcome
+from virtaccel.device.isolated import messages
+from virtaccel.device.isolated.messages import Answer, Garbage, Greeting, Kind, Op, Outcome
+from virtaccel.device.isolated.shared import SLOTS, Board, Ending, Garbled, Mapping, is_sealed
 from virtaccel.device.wire import Access, EventState, Status
 from virtaccel.processes.fork_server import NurseryLost
 

@@ -40,9 +40,9 @@ from virtaccel.device.backend import (
     ReleaseRejected,
     SharesMemory,
 )
-from virtaccel.device.isolation import messages
-from virtaccel.device.isolation.memory import Board, Ending
-from virtaccel.device.isolation.messages import ANSWER, Answer, Greeting, Kind, Op, Outcome
+from virtaccel.device.isolated import messages
+from virtaccel.device.isolated.messages import ANSWER, Answer, Greeting, Kind, Op, Outcome
+from virtaccel.device.isolated.shared import Board, Ending
 from virtaccel.device.wire import EventState, Status
 from virtaccel.processes import confine
 from virtaccel.processes.fork_server import Run

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from virtaccel.device.backend import Backend, BackendUnavailable
-from virtaccel.device.isolation.backend import IsolatedBackend
-from virtaccel.device.isolation.memory import Board
-from virtaccel.device.isolation.messages import Garbage
+from virtaccel.device.isolated.backend import IsolatedBackend
+from virtaccel.device.isolated.messages import Garbage
+from virtaccel.device.isolated.shared import Board
 from virtaccel.processes.fork_server import Child, Nursery, NurseryLost
 
 log = logging.getLogger(__name__)
@@ -117,7 +117,7 @@ class IsolatingOpener:
             except NurseryLost as error:
                 log.warning("starting another nursery: %s", error)
                 self._nursery.close()
-        self._nursery = Nursery.spawn("virtaccel.device.isolation.serve", self._backend)
+        self._nursery = Nursery.spawn("virtaccel.device.isolated.worker", self._backend)
         return _Started(self._nursery, device, self._limits)
 
     def close(self) -> None:

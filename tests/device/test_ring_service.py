@@ -12,7 +12,7 @@ from rings import RawRing
 
 from virtaccel.device.engine import Health
 from virtaccel.device.reference import Reference, Script
-from virtaccel.device.worker import Device, Worker
+from virtaccel.device.ring_service import Device, Worker
 from virtaccel.virtqueue.split import DeviceQueue, RingError
 
 INFO_FRAME = request(CODES["GET_DEVICE_INFO"], request_id=5)

@@ -9,6 +9,6 @@
 it looks at anything of a guest's. Nothing here knows a runtime, and everything is the standard library.
 """
 
-from virtaccel.device.isolation.opener import IsolatingOpener, WorkerLimits, open_backend
+from virtaccel.device.isolated.launcher import IsolatingOpener, WorkerLimits, open_backend
 
 __all__ = ["IsolatingOpener", "WorkerLimits", "open_backend"]
