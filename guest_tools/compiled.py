@@ -13,7 +13,7 @@ import openvino as ov
 
 from virtaccel.backend_openvino import programs as sources
 from virtaccel.backend_openvino.backend import OpenVinoBackend
-from virtaccel.guest_tools.accelerator import Accelerator, parse
+from virtaccel.guest_tools.arrays.accelerator import Accelerator, parse
 from virtaccel.guest_tools.artifact import target_words
 from virtaccel.guest_tools.errors import InputError, Unavailable
 from virtaccel.guest_tools.session import Session

@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from virtaccel.guest_tools.bare.arrays import NAMES, Array, ArrayError, compare, read_npy, read_npz, write_npz
+from virtaccel.guest_tools.bare.model import Model, ModelError
+from virtaccel.guest_tools.bare.remote import serve
 from virtaccel.guest_tools.client import ClientError
 from virtaccel.guest_tools.conformance import protocol_suite
 from virtaccel.guest_tools.conformance.protocol_bench import Failed
-from virtaccel.guest_tools.guest.arrays import NAMES, Array, ArrayError, compare, read_npy, read_npz, write_npz
-from virtaccel.guest_tools.guest.model import Model, ModelError
-from virtaccel.guest_tools.guest.remote import serve
 from virtaccel.guest_tools.pci.function import DEFAULT_VIRTIO_ID
 from virtaccel.guest_tools.pci.transport import LOST_AFTER_S, DeviceLost, PciTransport, open_pci
 from virtaccel.guest_tools.session import Session

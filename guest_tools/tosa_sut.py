@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 from runner.tosa_test_runner import TosaTestRunner
 
-from virtaccel.guest_tools import accelerator
+from virtaccel.guest_tools.arrays import accelerator
 from virtaccel.guest_tools.conformance import case as cases
 from virtaccel.guest_tools.conformance.judge import Failure, Outputs, Refusal
 from virtaccel.guest_tools.conformance.suite import entry_of

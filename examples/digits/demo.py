@@ -19,8 +19,8 @@ from rich.panel import Panel
 from rich.text import Text
 
 from virtaccel.guest_tools import accelerator
+from virtaccel.guest_tools.arrays.program import Program
 from virtaccel.guest_tools.errors import AcceleratorError
-from virtaccel.guest_tools.program import Program
 
 HERE = Path(__file__).resolve().parent
 LEAST_ACCURACY = 0.97

@@ -15,14 +15,14 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from virtaccel.device.wire import Access, EventState
-from virtaccel.guest_tools.accelerator import ANY_USE, Accelerator
+from virtaccel.guest_tools.arrays.accelerator import ANY_USE, Accelerator
+from virtaccel.guest_tools.arrays.program import Program
 from virtaccel.guest_tools.artifact import TOSA_FORMAT, target_words
 from virtaccel.guest_tools.bench import programs
 from virtaccel.guest_tools.bench.measure import clock, timing, undisturbed
 from virtaccel.guest_tools.bench.report import Figure, Report, Row
 from virtaccel.guest_tools.client import Binding, DeviceError, Event, PackedBindings, Request, pack_bindings
 from virtaccel.guest_tools.errors import ExecutionFailed
-from virtaccel.guest_tools.program import Program
 from virtaccel.guest_tools.session import Session
 from virtaccel.guest_tools.transport.vhost_user import VhostUserTransport
 from virtaccel.guest_tools.via import open_transport

@@ -17,7 +17,7 @@ import openvino as ov
 from virtaccel.backend_openvino import compile as runtime
 from virtaccel.backend_openvino.lowering.builder import lower
 from virtaccel.backend_openvino.lowering.ranges import bounded
-from virtaccel.guest_tools.accelerator import parse, read_model
+from virtaccel.guest_tools.arrays.accelerator import parse, read_model
 from virtaccel.guest_tools.artifact import target_words
 from virtaccel.guest_tools.bench.measure import clock, median_ratio, timing, undisturbed
 from virtaccel.guest_tools.bench.programs import with_stamp

@@ -17,14 +17,14 @@ import numpy as np
 import openvino as ov
 
 from virtaccel.backend_openvino import compile as runtime
-from virtaccel.guest_tools.accelerator import read_model
+from virtaccel.guest_tools.arrays.accelerator import read_model
+from virtaccel.guest_tools.arrays.program import Array, Invocation, Pending, Program
 from virtaccel.guest_tools.bench.measure import Work, alternate, median_ratio, timing
 from virtaccel.guest_tools.bench.programs import run
 from virtaccel.guest_tools.bench.report import Figure, Report, Row
 from virtaccel.guest_tools.bench.tflite import original
 from virtaccel.guest_tools.compiled import Opened, compiled, open_device
 from virtaccel.guest_tools.errors import InputError
-from virtaccel.guest_tools.program import Array, Invocation, Pending, Program
 
 IN_FLIGHT = 4
 SETTLING_SECONDS = 1.0

@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 
 from virtaccel.device.wire import EventState
-from virtaccel.guest_tools.accelerator import Accelerator
+from virtaccel.guest_tools.arrays.accelerator import Accelerator
+from virtaccel.guest_tools.arrays.program import Program
 from virtaccel.guest_tools.client import Event, PackedBindings, status_name
 from virtaccel.guest_tools.errors import ExecutionFailed, Unavailable
-from virtaccel.guest_tools.program import Program
 from virtaccel.guest_tools.transport.base import TransportError
 from virtaccel.guest_tools.transport.vhost_user import VhostUserTransport
 from virtaccel.tosa_graph.graph import DType, Op

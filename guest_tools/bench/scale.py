@@ -10,12 +10,12 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import NamedTuple
 
-from virtaccel.guest_tools.accelerator import Accelerator, DeviceBuffer
+from virtaccel.guest_tools.arrays.accelerator import Accelerator, DeviceBuffer
+from virtaccel.guest_tools.arrays.program import Program
 from virtaccel.guest_tools.bench import programs
 from virtaccel.guest_tools.bench.measure import clock, timing, undisturbed
 from virtaccel.guest_tools.bench.report import Figure, Report, Row
 from virtaccel.guest_tools.client import Event, PackedBindings
-from virtaccel.guest_tools.program import Program
 from virtaccel.guest_tools.session import Session
 from virtaccel.guest_tools.via import open_transport
 

@@ -12,7 +12,7 @@ from functools import partial
 
 import numpy as np
 
-from virtaccel.guest_tools.accelerator import Accelerator
+from virtaccel.guest_tools.arrays.accelerator import Accelerator
 from virtaccel.guest_tools.bench import programs
 from virtaccel.guest_tools.bench.commands import IN_PROCESS, POLL_SECONDS, POLLING, SLEEPING
 from virtaccel.guest_tools.bench.measure import alternate, median_ratio, timing

@@ -17,7 +17,7 @@ import click
 from rich.table import Table
 
 from virtaccel.guest_tools import single
-from virtaccel.guest_tools.accelerator import Accelerator, parse, read_model
+from virtaccel.guest_tools.arrays.accelerator import Accelerator, parse, read_model
 from virtaccel.guest_tools.commands.options import device_options, json_option, open_accelerator, terminal
 from virtaccel.guest_tools.errors import AcceleratorError, Refused
 from virtaccel.guest_tools.single import NOT_ALONE, Signature

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 import click
 from rich.console import Console
 
-from virtaccel.guest_tools import accelerator
-from virtaccel.guest_tools.accelerator import Accelerator
+from virtaccel.guest_tools.arrays import accelerator
+from virtaccel.guest_tools.arrays.accelerator import Accelerator
 from virtaccel.guest_tools.via import VIAS
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -188,7 +188,7 @@ def _main(connection: Connection, work: Work, log: str) -> None:
     faulthandler.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.setdefault(THREADS, str(max(1, (os.cpu_count() or 1) // work.jobs)))
-    from virtaccel.guest_tools import accelerator
+    from virtaccel.guest_tools.arrays import accelerator
     from virtaccel.guest_tools.conformance.system import DeviceSystem
     from virtaccel.guest_tools.errors import AcceleratorError
     from virtaccel.guest_tools.transport.base import TransportError

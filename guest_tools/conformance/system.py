@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from virtaccel.guest_tools.accelerator import Accelerator, DeviceBuffer
+from virtaccel.guest_tools.arrays.accelerator import Accelerator, DeviceBuffer
+from virtaccel.guest_tools.arrays.program import Invocation, Program
 from virtaccel.guest_tools.client import DeviceError, ProtocolViolation
 from virtaccel.guest_tools.conformance.case import Case
 from virtaccel.guest_tools.conformance.judge import Failure, Outputs, Refusal
 from virtaccel.guest_tools.errors import AcceleratorError, ModelError, Refused
-from virtaccel.guest_tools.program import Invocation, Program
 from virtaccel.tosa_graph.graph import packed_bytes
 
 POISON: Final = 0xA5

@@ -22,11 +22,11 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from virtaccel.device.wire import EventState, Opcode, Status
-from virtaccel.guest_tools.accelerator import Accelerator, DeviceBuffer
+from virtaccel.guest_tools.arrays.accelerator import Accelerator, DeviceBuffer
+from virtaccel.guest_tools.arrays.program import Array, Invocation, Program, State
 from virtaccel.guest_tools.artifact import TOSA_FORMAT, target_words
 from virtaccel.guest_tools.client import Buffer, DeviceError, Event, EventStatus, Request, status_name
 from virtaccel.guest_tools.errors import ExecutionFailed, Refused
-from virtaccel.guest_tools.program import Array, Invocation, Program, State
 from virtaccel.guest_tools.session import NoAnswer, Session
 from virtaccel.guest_tools.soak import programs
 from virtaccel.guest_tools.soak.board import Board, Own, Shared

@@ -1,6 +1,6 @@
 """One running QEMU and the guest program inside it: start, ask, pause, reset, end.
 
-Knows QEMU's process and the line protocol of guest_tools/guest/remote.py. Does not know the daemon.
+Knows QEMU's process and the line protocol of guest_tools/bare/remote.py. Does not know the daemon.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from virtaccel.backend_openvino import open_backend
 from virtaccel.backend_openvino.lowering import builder
 from virtaccel.backend_openvino.lowering.builder import MAX_REGIONS, lower
 from virtaccel.backend_openvino.lowering.registry import Refused
-from virtaccel.guest_tools.accelerator import Accelerator
+from virtaccel.guest_tools.arrays.accelerator import Accelerator
 from virtaccel.guest_tools.errors import ExecutionFailed
 from virtaccel.guest_tools.session import Session
 from virtaccel.guest_tools.transport.in_process import InProcessTransport

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from virtaccel.backend_openvino import open_backend
-from virtaccel.guest_tools.accelerator import Accelerator
-from virtaccel.guest_tools.arrays import load_answers
+from virtaccel.guest_tools.arrays.accelerator import Accelerator
+from virtaccel.guest_tools.arrays.files import load_answers
 from virtaccel.guest_tools.session import Session
 from virtaccel.guest_tools.transport.in_process import InProcessTransport
 from virtaccel.tosa_graph.graph import DType, Op

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 import pytest
 
 from virtaccel.backend_openvino import open_backend
-from virtaccel.guest_tools.accelerator import Accelerator
+from virtaccel.guest_tools.arrays.accelerator import Accelerator
 from virtaccel.guest_tools.session import Session
 from virtaccel.guest_tools.transport.in_process import InProcessTransport
 

@@ -12,7 +12,7 @@ from graphs import Const, single
 from through_device import run, run_bytes
 
 from virtaccel.backend_openvino import compile as runtime
-from virtaccel.guest_tools.accelerator import Accelerator
+from virtaccel.guest_tools.arrays.accelerator import Accelerator
 from virtaccel.tosa_graph.elements import Array
 from virtaccel.tosa_graph.graph import DType, Op
 from virtaccel.tosa_graph.schema import NanMode

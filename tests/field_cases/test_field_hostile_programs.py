@@ -11,7 +11,7 @@ import pytest
 from graphs import Const, Dims, single
 
 from virtaccel.device.wire import Status
-from virtaccel.guest_tools.accelerator import Accelerator
+from virtaccel.guest_tools.arrays.accelerator import Accelerator
 from virtaccel.guest_tools.artifact import TOSA_FORMAT
 from virtaccel.guest_tools.client import DeviceError
 from virtaccel.tosa_graph.graph import DType, Op

@@ -8,7 +8,7 @@ from graphs import Const, single
 from through_device import run
 
 from virtaccel.device.wire import Status
-from virtaccel.guest_tools.accelerator import Accelerator
+from virtaccel.guest_tools.arrays.accelerator import Accelerator
 from virtaccel.guest_tools.artifact import target_words
 from virtaccel.guest_tools.errors import Refused
 from virtaccel.tosa_graph.elements import Array

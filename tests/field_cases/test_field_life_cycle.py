@@ -17,10 +17,10 @@ from slow_graphs import rotated, rotations
 
 from virtaccel.backend_openvino import open_backend
 from virtaccel.device.wire import EventState, Status
-from virtaccel.guest_tools.accelerator import Accelerator
+from virtaccel.guest_tools.arrays.accelerator import Accelerator
+from virtaccel.guest_tools.arrays.program import Invocation
 from virtaccel.guest_tools.client import DeviceError, Event
 from virtaccel.guest_tools.client import Request as Command
-from virtaccel.guest_tools.program import Invocation
 from virtaccel.guest_tools.session import Session
 from virtaccel.guest_tools.transport.in_process import InProcessTransport
 from virtaccel.tosa_graph.graph import DType, Op

@@ -12,12 +12,12 @@ from click.testing import CliRunner
 from oracle import reference
 
 from virtaccel.device.wire import Access, EventState, Status
-from virtaccel.guest_tools.accelerator import Accelerator
-from virtaccel.guest_tools.arrays import compare, load_answers
+from virtaccel.guest_tools.arrays.accelerator import Accelerator
+from virtaccel.guest_tools.arrays.files import compare, load_answers
+from virtaccel.guest_tools.arrays.program import Program
 from virtaccel.guest_tools.cli import main
 from virtaccel.guest_tools.client import Binding, DeviceError, Event, EventStatus
 from virtaccel.guest_tools.errors import InputError
-from virtaccel.guest_tools.program import Program
 from virtaccel.tosa_graph.elements import Array
 from virtaccel.tosa_graph.flatbuffer import read
 from virtaccel.tosa_graph.graph import DType, Op

@@ -10,11 +10,11 @@ import pytest
 from graphs import Const, Dims, single
 
 from virtaccel.device.wire import Status
-from virtaccel.guest_tools import accelerator
-from virtaccel.guest_tools.accelerator import Accelerator
+from virtaccel.guest_tools.arrays import accelerator
+from virtaccel.guest_tools.arrays.accelerator import Accelerator
+from virtaccel.guest_tools.arrays.program import Array, TensorInfo
 from virtaccel.guest_tools.client import DeviceError
 from virtaccel.guest_tools.errors import ExecutionFailed, InputError, ModelError, Refused, Unavailable
-from virtaccel.guest_tools.program import Array, TensorInfo
 from virtaccel.guest_tools.transport.in_process import InProcessTransport
 from virtaccel.tosa_graph.graph import DType, Op
 from virtaccel.tosa_graph.write import GraphWriter

@@ -14,8 +14,8 @@ import pytest
 from click.testing import CliRunner, Result
 from graphs import single
 
+from virtaccel.guest_tools.arrays.program import Array
 from virtaccel.guest_tools.cli import COMMANDS, main
-from virtaccel.guest_tools.program import Array
 from virtaccel.tosa_graph.graph import DType, Op
 from virtaccel.tosa_graph.write import GraphWriter
 

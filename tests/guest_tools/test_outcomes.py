@@ -16,11 +16,11 @@ from graphs import single
 from virtaccel.device import reference
 from virtaccel.device.reference import Doubt, Reference, Refuse
 from virtaccel.device.wire import Status
-from virtaccel.guest_tools import accelerator as api
-from virtaccel.guest_tools.accelerator import Accelerator
+from virtaccel.guest_tools.arrays import accelerator as api
+from virtaccel.guest_tools.arrays.accelerator import Accelerator
+from virtaccel.guest_tools.arrays.program import MOST_SHAPES_KEPT, Program
 from virtaccel.guest_tools.artifact import TOSA_FORMAT
 from virtaccel.guest_tools.errors import ExecutionFailed, Refused
-from virtaccel.guest_tools.program import MOST_SHAPES_KEPT, Program
 from virtaccel.guest_tools.session import Session
 from virtaccel.guest_tools.transport.in_process import InProcessTransport
 from virtaccel.tosa_graph.graph import DType, Op

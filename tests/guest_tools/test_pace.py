@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from slow_graphs import rotated, rotations
 
-from virtaccel.guest_tools.accelerator import Accelerator
+from virtaccel.guest_tools.arrays.accelerator import Accelerator
 from virtaccel.guest_tools.session import LONGEST_PACE_SECONDS, Pace, Session
 from virtaccel.guest_tools.transport.base import Completion, Config, Part
 from virtaccel.guest_tools.via import open_transport

@@ -11,7 +11,7 @@ from daemons import Daemon
 
 from virtaccel.device import wire
 from virtaccel.device.wire import Opcode, Status
-from virtaccel.guest_tools.accelerator import Accelerator
+from virtaccel.guest_tools.arrays.accelerator import Accelerator
 from virtaccel.guest_tools.client import Buffer, Client, DeviceError, ProtocolViolation
 from virtaccel.guest_tools.errors import Unavailable
 from virtaccel.guest_tools.session import Session

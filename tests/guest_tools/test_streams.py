@@ -15,9 +15,9 @@ from graphs import Const, single
 
 from virtaccel.device import reference
 from virtaccel.device.reference import Reference
-from virtaccel.guest_tools.accelerator import Accelerator
+from virtaccel.guest_tools.arrays.accelerator import Accelerator
+from virtaccel.guest_tools.arrays.program import Program
 from virtaccel.guest_tools.artifact import TOSA_FORMAT, target_words
-from virtaccel.guest_tools.program import Program
 from virtaccel.guest_tools.session import Session
 from virtaccel.guest_tools.transport.in_process import InProcessTransport
 from virtaccel.tosa_graph.flatbuffer import read

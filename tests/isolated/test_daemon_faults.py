@@ -23,8 +23,8 @@ from slow_graphs import rotated, rotations
 
 from virtaccel.backend_openvino.sandbox import FAULTS_SWITCH
 from virtaccel.device.wire import EventState, Status
-from virtaccel.guest_tools import accelerator
-from virtaccel.guest_tools.accelerator import Accelerator
+from virtaccel.guest_tools.arrays import accelerator
+from virtaccel.guest_tools.arrays.accelerator import Accelerator
 from virtaccel.guest_tools.artifact import TOSA_FORMAT, target_words
 from virtaccel.guest_tools.client import DeviceError
 from virtaccel.guest_tools.errors import ModelError, Refused

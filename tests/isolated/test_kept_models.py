@@ -17,7 +17,7 @@ from daemons import Daemon
 
 from virtaccel.backend_openvino import store
 from virtaccel.backend_openvino.sandbox import FAULTS_SWITCH
-from virtaccel.guest_tools import accelerator
+from virtaccel.guest_tools.arrays import accelerator
 from virtaccel.tosa_graph.graph import DType, Op
 from virtaccel.tosa_graph.write import GraphWriter
 

@@ -1,4 +1,4 @@
-"""Judging a guest from the host: statuses, dead objects, traffic. See guest_tools/guest/remote.py for the
+"""Judging a guest from the host: statuses, dead objects, traffic. See guest_tools/bare/remote.py for the
 operations."""
 
 from __future__ import annotations

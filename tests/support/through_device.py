@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from virtaccel.device.wire import Access, EventState
-from virtaccel.guest_tools.accelerator import Accelerator
+from virtaccel.guest_tools.arrays.accelerator import Accelerator
 from virtaccel.guest_tools.client import Binding
 from virtaccel.tosa_graph.elements import Array, pack, unpack
 

@@ -15,11 +15,11 @@ from slow_graphs import rotated, rotations
 from virtaccel.device.vhost_user import message as m
 from virtaccel.device.vhost_user.message import Request
 from virtaccel.device.wire import EventState, Status, Usage
-from virtaccel.guest_tools import accelerator
-from virtaccel.guest_tools.accelerator import Accelerator
+from virtaccel.guest_tools.arrays import accelerator
+from virtaccel.guest_tools.arrays.accelerator import Accelerator
+from virtaccel.guest_tools.arrays.program import Invocation
 from virtaccel.guest_tools.client import Buffer, Client, DeviceError, Event
 from virtaccel.guest_tools.client import Request as Command
-from virtaccel.guest_tools.program import Invocation
 from virtaccel.guest_tools.transport.base import TransportError
 from virtaccel.guest_tools.transport.vhost_user import VhostUserTransport
 
@@ -178,7 +178,7 @@ def test_l2_others_are_answered_while_a_submission_runs(openvino_daemon: Daemon,
 
 
 def load_command(device: Accelerator, model: bytes) -> Command[object]:
-    from virtaccel.guest_tools.accelerator import parse
+    from virtaccel.guest_tools.arrays.accelerator import parse
     from virtaccel.guest_tools.artifact import TOSA_FORMAT, target_words
 
     words = target_words(parse(model, "model"))

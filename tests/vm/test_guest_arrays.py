@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from virtaccel.guest_tools.guest.arrays import Array, ArrayError, compare, read_npy, read_npz, write_npy, write_npz
+from virtaccel.guest_tools.bare.arrays import Array, ArrayError, compare, read_npy, read_npz, write_npy, write_npz
 
 KINDS = ["<f4", "<f2", "<f8", "|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "|b1"]
 

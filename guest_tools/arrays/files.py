@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from virtaccel.guest_tools.arrays.program import Array, TensorInfo
 from virtaccel.guest_tools.errors import InputError
-from virtaccel.guest_tools.program import Array, TensorInfo
 
 RELATIVE_TOLERANCE = 1e-4
 ABSOLUTE_TOLERANCE = 1e-5

@@ -32,7 +32,7 @@ from virtaccel.tosa_graph.elements import CARRIER, pack, unpack
 from virtaccel.tosa_graph.graph import DType, Graph, Tensor, TosaError, packed_bytes
 
 if TYPE_CHECKING:
-    from virtaccel.guest_tools.accelerator import Accelerator, DeviceBuffer
+    from virtaccel.guest_tools.arrays.accelerator import Accelerator, DeviceBuffer
 
 Array: TypeAlias = NDArray[Any]
 Arrays: TypeAlias = tuple[Array, ...]

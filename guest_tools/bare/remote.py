@@ -17,9 +17,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from virtaccel.guest_tools.bare.arrays import Array, ArrayError, compare, read_npz
+from virtaccel.guest_tools.bare.model import Lane, Model, ModelError
 from virtaccel.guest_tools.client import Buffer, ClientError, DeviceError, Event, status_name
-from virtaccel.guest_tools.guest.arrays import Array, ArrayError, compare, read_npz
-from virtaccel.guest_tools.guest.model import Lane, Model, ModelError
 from virtaccel.guest_tools.pci.function import COMMAND, COMMAND_MASTER, DEVICES, choose
 from virtaccel.guest_tools.pci.transport import PciTransport, open_pci
 from virtaccel.guest_tools.session import Session
