@@ -18,12 +18,12 @@ from typing import Any, TypeVar
 import click
 
 from virtaccel.guest_tools.errors import AcceleratorError
-from virtaccel.guest_tools.qemu import QemuUnavailable
-from virtaccel.guest_tools.vm import commands
-from virtaccel.guest_tools.vm.machine import GuestFailure, MachineError
-from virtaccel.guest_tools.vm.session import Options, VmSession
 from virtaccel.tosa_graph.flatbuffer import read
 from virtaccel.tosa_graph.graph import TosaError
+from virtaccel.vm import commands
+from virtaccel.vm.machine import GuestFailure, MachineError
+from virtaccel.vm.qemu import QemuUnavailable
+from virtaccel.vm.session import Options, VmSession
 
 F = TypeVar("F", bound=Callable[..., Any])
 EXISTING = click.Path(exists=True, dir_okay=False, path_type=Path)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from virtaccel.guest_tools.vm.machine import GuestFailure, Machine
+from virtaccel.vm.machine import GuestFailure, Machine
 
 
 def status_of(guest: Machine, name: str, *arguments: int, **keywords: int) -> str:

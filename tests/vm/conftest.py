@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 from slow_graphs import rotated, rotations
 
-from virtaccel.guest_tools import qemu
-from virtaccel.guest_tools.qemu import QemuUnavailable, Sysroot
-from virtaccel.guest_tools.vm.machine import Machine
-from virtaccel.guest_tools.vm.session import Options, VmSession
+from virtaccel.vm import qemu
+from virtaccel.vm.machine import Machine
+from virtaccel.vm.qemu import QemuUnavailable, Sysroot
+from virtaccel.vm.session import Options, VmSession
 
 SLOW_SIZE, SLOW_STEPS = 1024, 40
 BACKING_LIMIT = 192 << 20

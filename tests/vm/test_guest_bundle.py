@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from virtaccel.guest_tools.bundle import build_guest
+from virtaccel.vm.bundle import build_guest
 
 
 @pytest.fixture(scope="module")

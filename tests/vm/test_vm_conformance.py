@@ -7,7 +7,7 @@ import json
 import pytest
 
 from virtaccel.guest_tools.conformance import protocol_suite as suite
-from virtaccel.guest_tools.vm.session import VmSession
+from virtaccel.vm.session import VmSession
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(400)]
 

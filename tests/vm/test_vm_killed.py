@@ -9,9 +9,9 @@ from contextlib import ExitStack
 import pytest
 from guests import assert_traffic, status_of, value_of
 
-from virtaccel.guest_tools.qemu import Sysroot
-from virtaccel.guest_tools.vm.machine import Machine
-from virtaccel.guest_tools.vm.session import Options, VmSession
+from virtaccel.vm.machine import Machine
+from virtaccel.vm.qemu import Sysroot
+from virtaccel.vm.session import Options, VmSession
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(400)]
 PENDING = 3

@@ -13,10 +13,10 @@ from threading import Thread
 import pytest
 from click.testing import CliRunner
 
-from virtaccel.guest_tools import qemu
 from virtaccel.guest_tools.cli import main
-from virtaccel.guest_tools.image import Archive, job_archive
-from virtaccel.guest_tools.vm.commands import Pairing, device_arguments, libvirt_fragment, memory_arguments
+from virtaccel.vm import qemu
+from virtaccel.vm.commands import Pairing, device_arguments, libvirt_fragment, memory_arguments
+from virtaccel.vm.image import Archive, job_archive
 
 
 def entries(data: bytes) -> dict[str, tuple[int, bytes]]:
@@ -133,7 +133,7 @@ def test_a_file_that_is_no_model_is_refused_before_a_guest_boots(empty_cache: Pa
 def test_a_second_run_waits_for_the_first_one_s_download(empty_cache: Path) -> None:
     """The lock is held by another process, as two `vm run` at once would do it."""
     code = (
-        "import sys, time; from virtaccel.guest_tools.qemu import exclusive\n"
+        "import sys, time; from virtaccel.vm.qemu import exclusive\n"
         "with exclusive('sysroot'):\n    print('held', flush=True); sys.stdin.read()"
     )
     said: list[str] = []

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from virtaccel.guest_tools.qemu import Sysroot
+from virtaccel.vm.qemu import Sysroot
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(400)]
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from guests import assert_dead, assert_traffic, status_of, value_of
 
-from virtaccel.guest_tools.vm.machine import GuestFailure, Machine
-from virtaccel.guest_tools.vm.session import VmSession
+from virtaccel.vm.machine import GuestFailure, Machine
+from virtaccel.vm.session import VmSession
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(400)]
 PENDING = 4

@@ -12,12 +12,12 @@ from typing import NamedTuple
 import pytest
 from guests import assert_dead, status_of
 
-from virtaccel.guest_tools import qemu
-from virtaccel.guest_tools.qemu import Sysroot
-from virtaccel.guest_tools.vm.commands import Pairing
-from virtaccel.guest_tools.vm.machine import GuestFailure, Machine
-from virtaccel.guest_tools.vm.session import start_daemon
 from virtaccel.processes.child import Child
+from virtaccel.vm import qemu
+from virtaccel.vm.commands import Pairing
+from virtaccel.vm.machine import GuestFailure, Machine
+from virtaccel.vm.qemu import Sysroot
+from virtaccel.vm.session import start_daemon
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(400)]
 LOST_AFTER_S = 4.0

@@ -16,10 +16,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 
-from virtaccel.guest_tools import qemu
-from virtaccel.guest_tools.vm import commands
-from virtaccel.guest_tools.vm.machine import Machine, MachineError, base_arguments, write_initrd
 from virtaccel.processes.child import Child
+from virtaccel.vm import commands, qemu
+from virtaccel.vm.machine import Machine, MachineError, base_arguments, write_initrd
 
 LISTEN_S = 20.0
 

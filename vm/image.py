@@ -21,8 +21,8 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from virtaccel.guest_tools.bundle import build_guest
-from virtaccel.guest_tools.qemu import Progress, QemuUnavailable, Sysroot, cache_directory, exclusive, silent
+from virtaccel.vm.bundle import build_guest
+from virtaccel.vm.qemu import Progress, QemuUnavailable, Sysroot, cache_directory, exclusive, silent
 
 PYTHON = "python3.13"
 GUEST_PROGRAM = "virtaccel-guest.pyz"

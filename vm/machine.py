@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from virtaccel.guest_tools.image import GUEST_PROGRAM, base_image, guest_program, job_archive
-from virtaccel.guest_tools.qemu import Sysroot
-from virtaccel.guest_tools.vm import commands
-from virtaccel.guest_tools.vm.qmp import Qmp, QmpError, connect
 from virtaccel.processes.child import Child
+from virtaccel.vm import commands
+from virtaccel.vm.image import GUEST_PROGRAM, base_image, guest_program, job_archive
+from virtaccel.vm.qemu import Sysroot
+from virtaccel.vm.qmp import Qmp, QmpError, connect
 
 BOOT_S = 90.0
 ANSWER_S = 120.0
