@@ -34,9 +34,9 @@ COMMANDS = {
     "run": Command("virtaccel.guest_tools.commands.run", "Run a model on arrays, or check it against known answers."),
     "operators": Command("virtaccel.guest_tools.commands.operators", "Which TOSA operators the backend runs, and how."),
     "conformance": Command("virtaccel.guest_tools.commands.conformance", "Hold a device to the standards."),
-    "fuzz": Command("virtaccel.guest_tools.fuzz.command", "Look for inputs that break a device."),
-    "soak": Command("virtaccel.guest_tools.soak.cli", "Guests with random load, kills and resets, for hours."),
-    "bench": Command("virtaccel.guest_tools.bench.cli", "What the device costs, against the same work done directly."),
+    "fuzz": Command("virtaccel.harness.fuzz.command", "Look for inputs that break a device."),
+    "soak": Command("virtaccel.harness.soak.cli", "Guests with random load, kills and resets, for hours."),
+    "bench": Command("virtaccel.harness.bench.cli", "What the device costs, against the same work done directly."),
     "vm": Command("virtaccel.guest_tools.commands.vm", "A virtual machine with the device in it."),
 }
 

@@ -18,12 +18,12 @@ from virtaccel.guest_tools.bare.arrays import NAMES, Array, ArrayError, compare,
 from virtaccel.guest_tools.bare.model import Model, ModelError
 from virtaccel.guest_tools.bare.remote import serve
 from virtaccel.guest_tools.client import ClientError
-from virtaccel.guest_tools.conformance import protocol_suite
-from virtaccel.guest_tools.conformance.protocol_bench import Failed
 from virtaccel.guest_tools.pci.function import DEFAULT_VIRTIO_ID
 from virtaccel.guest_tools.pci.transport import LOST_AFTER_S, DeviceLost, PciTransport, open_pci
 from virtaccel.guest_tools.session import Session
 from virtaccel.guest_tools.transport.base import TransportError
+from virtaccel.harness.conformance import protocol_suite
+from virtaccel.harness.conformance.protocol_bench import Failed
 
 GOOD, MISMATCH, BAD, LOST = 0, 1, 2, 3
 

@@ -7,11 +7,11 @@ from importlib import import_module
 import click
 
 SUITES = {
-    "tosa": ("virtaccel.guest_tools.conformance.tosa", "Arm's official TOSA suite through a whole device."),
+    "tosa": ("virtaccel.harness.conformance.tosa", "Arm's official TOSA suite through a whole device."),
     "protocol": (
-        "virtaccel.guest_tools.conformance.protocol", "The protocol's own cases, hostile ones too, against any device."
+        "virtaccel.harness.conformance.protocol", "The protocol's own cases, hostile ones too, against any device."
     ),
-    "backend": ("virtaccel.guest_tools.conformance.backend", "The backend contract, for people who write backends."),
+    "backend": ("virtaccel.harness.conformance.backend", "The backend contract, for people who write backends."),
 }
 """Module (with a click command under the suite's name) and one line."""
 

@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 import click
 from rich.table import Table
 
-from virtaccel.guest_tools import single
 from virtaccel.guest_tools.arrays.accelerator import Accelerator, parse, read_model
 from virtaccel.guest_tools.commands.options import device_options, json_option, open_accelerator, terminal
 from virtaccel.guest_tools.errors import AcceleratorError, Refused
-from virtaccel.guest_tools.single import NOT_ALONE, Signature
+from virtaccel.tosa_graph import single
 from virtaccel.tosa_graph.graph import Block, Graph, Op, Operator, Tensor, TosaError
+from virtaccel.tosa_graph.single import NOT_ALONE, Signature
 from virtaccel.tosa_graph.target import names
 from virtaccel.tosa_graph.validate import required
 
@@ -177,7 +177,7 @@ def _report(facts: dict[str, Any], found: list[Row]) -> None:
 
 def _compiled(data: bytes, name: str, device: str | None, as_json: bool) -> None:
     """The runtime's own graph of the model."""
-    from virtaccel.guest_tools import compiled as runtime
+    from virtaccel.harness import compiled as runtime
 
     opened = runtime.open_device(device)
     with opened.accelerator as accelerator:

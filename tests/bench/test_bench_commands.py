@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from virtaccel.guest_tools.bench import tflite
 from virtaccel.guest_tools.cli import main
 from virtaccel.guest_tools.errors import Unavailable
+from virtaccel.harness.bench import tflite
 from virtaccel.tosa_graph.graph import DType, Op
 from virtaccel.tosa_graph.write import GraphWriter
 
@@ -88,7 +88,7 @@ def test_scale_to_a_thousand_objects_and_sixty_four_bindings() -> None:
 
 
 def test_check_makes_a_missed_bound_an_exit_status(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from virtaccel.guest_tools.bench.report import Figure
+    from virtaccel.harness.bench.report import Figure
 
     monkeypatch.setattr(Figure, "holds", property(lambda figure: False))
     result = CliRunner().invoke(main, ["bench", "load", str(small), "--rounds", "1", "--check"])

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from virtaccel.guest_tools.bench import report
-from virtaccel.guest_tools.bench.measure import alternate, in_words, median_ratio, timing
-from virtaccel.guest_tools.bench.report import Figure, Report, Row, bar
+from virtaccel.harness.bench import report
+from virtaccel.harness.bench.measure import alternate, in_words, median_ratio, timing
+from virtaccel.harness.bench.report import Figure, Report, Row, bar
 
 
 def test_works_take_turns_and_nobody_is_always_second() -> None:

@@ -20,12 +20,12 @@ import pytest
 from click.testing import CliRunner
 
 from virtaccel.guest_tools.cli import main
-from virtaccel.guest_tools.conformance import pool, report
-from virtaccel.guest_tools.conformance.case import Case, load, target_of
-from virtaccel.guest_tools.conformance.judge import Failure, Outcome, Outputs, Refusal, System
-from virtaccel.guest_tools.conformance.pool import Bench, Work
-from virtaccel.guest_tools.conformance.suite import Entry, Selection, Suite, obtain, sample
-from virtaccel.guest_tools.conformance.tools import Generator, Tools, find_tools, storage
+from virtaccel.harness.conformance import pool, report
+from virtaccel.harness.conformance.case import Case, load, target_of
+from virtaccel.harness.conformance.judge import Failure, Outcome, Outputs, Refusal, System
+from virtaccel.harness.conformance.pool import Bench, Work
+from virtaccel.harness.conformance.suite import Entry, Selection, Suite, obtain, sample
+from virtaccel.harness.conformance.tools import Generator, Tools, find_tools, storage
 from virtaccel.tosa_graph.elements import pack
 from virtaccel.tosa_graph.graph import DType
 from virtaccel.tosa_graph.target import Extension, Profile
@@ -269,7 +269,7 @@ def test_official_runner_takes_the_device_as_its_system(suite: Suite, tools: Too
     for entry, folder in zip(entries, folders, strict=True):
         shutil.copytree(suite.path(entry), folder)
     command = [sys.executable, "-m", "runner.tosa_verif_run_tests", "--no-color"]
-    command += ["--sut-module", "virtaccel.guest_tools.tosa_sut"]
+    command += ["--sut-module", "virtaccel.harness.conformance.tosa_sut"]
     command += ["--ref-model-path", str(tools.reference_model), "--generate-lib-path", str(tools.generate_library)]
     command += ["--schema-path", str(tools.schema), "--flatc-path", str(tools.flatc)]
     command += ["--verify-path", str(tools.verify_program), "--test", *map(str, folders)]

@@ -33,12 +33,12 @@ from virtaccel.device.isolated.launcher import IsolatingOpener
 from virtaccel.device.reference import INFO, Reference, Refuse, Script
 from virtaccel.device.wire import EventState, Status
 from virtaccel.guest_tools.cli import main
-from virtaccel.guest_tools.conformance.backend import run_case
-from virtaccel.guest_tools.conformance.backend_bench import Subject, slow_tosa
-from virtaccel.guest_tools.conformance.backend_cases import CASES
-from virtaccel.guest_tools.conformance.protocol_programs import REFERENCE_XOR
-from virtaccel.guest_tools.conformance.protocol_suite import FAILED, NOT_SHOWN, PASSED
-from virtaccel.guest_tools.fuzz.audit import Audit
+from virtaccel.harness.conformance.backend import run_case
+from virtaccel.harness.conformance.backend_bench import Subject, slow_tosa
+from virtaccel.harness.conformance.backend_cases import CASES
+from virtaccel.harness.conformance.protocol_programs import REFERENCE_XOR
+from virtaccel.harness.conformance.protocol_suite import FAILED, NOT_SHOWN, PASSED
+from virtaccel.harness.fuzz.audit import Audit
 
 METHODS = (
     "create_context",

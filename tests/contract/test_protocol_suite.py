@@ -12,8 +12,8 @@ from click.testing import CliRunner
 from virtaccel.device import commands, decode, engine
 from virtaccel.device.objects import Table
 from virtaccel.guest_tools.cli import main
-from virtaccel.guest_tools.conformance import protocol_suite as suite
 from virtaccel.guest_tools.transport.in_process import open_transport
+from virtaccel.harness.conformance import protocol_suite as suite
 from virtaccel.virtqueue import chain
 
 NOT_SHOWN = {"VQ-020"}

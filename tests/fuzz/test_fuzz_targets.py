@@ -15,12 +15,12 @@ from click.testing import CliRunner
 
 from virtaccel.guest_tools.cli import main
 from virtaccel.guest_tools.errors import InputError, Unavailable
-from virtaccel.guest_tools.fuzz import reproducer
-from virtaccel.guest_tools.fuzz.engine import Fuzzer, Limits, attempt, shrink, signature
-from virtaccel.guest_tools.fuzz.reproducer import Reproducer
-from virtaccel.guest_tools.fuzz.run import Plan, Run
-from virtaccel.guest_tools.fuzz.target import Finding, mutate_bytes
-from virtaccel.guest_tools.fuzz.targets import TARGETS, make
+from virtaccel.harness.fuzz import reproducer
+from virtaccel.harness.fuzz.engine import Fuzzer, Limits, attempt, shrink, signature
+from virtaccel.harness.fuzz.reproducer import Reproducer
+from virtaccel.harness.fuzz.run import Plan, Run
+from virtaccel.harness.fuzz.target import Finding, mutate_bytes
+from virtaccel.harness.fuzz.targets import TARGETS, make
 
 # Work for each target, and behaviours that so much work has to show.
 ENOUGH = {

@@ -19,10 +19,10 @@ import pytest
 from daemons import Daemon
 
 from virtaccel.guest_tools.cli import main
-from virtaccel.guest_tools.soak import census
-from virtaccel.guest_tools.soak.board import Own
-from virtaccel.guest_tools.soak.census import Count, Holding
-from virtaccel.guest_tools.soak.conductor import Conductor, Outcome, Plan
+from virtaccel.harness.soak import census
+from virtaccel.harness.soak.board import Own
+from virtaccel.harness.soak.census import Count, Holding
+from virtaccel.harness.soak.conductor import Conductor, Outcome, Plan
 
 SUPPORT = Path(__file__).resolve().parent.parent / "support"
 

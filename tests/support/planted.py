@@ -60,8 +60,8 @@ def main() -> None:
     if edits:
         sys.meta_path.insert(0, Finder(module, edits))
     logging.disable(logging.CRITICAL)
-    from virtaccel.guest_tools.fuzz.engine import Fuzzer, Limits
-    from virtaccel.guest_tools.fuzz.targets import make
+    from virtaccel.harness.fuzz.engine import Fuzzer, Limits
+    from virtaccel.harness.fuzz.targets import make
 
     target = make(name)
     if edits:

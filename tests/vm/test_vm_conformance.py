@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from virtaccel.guest_tools.conformance import protocol_suite as suite
+from virtaccel.harness.conformance import protocol_suite as suite
 from virtaccel.vm.session import VmSession
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(400)]

@@ -1,0 +1,1 @@
+"""Holding a device, this one or another, to its promises: conformance suites, fuzzers, soak, benchmarks."""

@@ -1,0 +1,48 @@
+"""What can be fuzzed, by name. A row is imported when it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import NamedTuple, cast
+
+from virtaccel.guest_tools.errors import Unavailable
+from virtaccel.harness.fuzz.target import Target
+
+
+class Row(NamedTuple):
+    """Module and class of a target; whether it may be pointed at somebody else's device; one line."""
+
+    module: str
+    maker: str
+    elsewhere: bool
+    summary: str
+
+
+TARGETS = {
+    "ring": Row("ring", "RingTarget", False, "descriptor tables and index games against the device's ring"),
+    "frame": Row("frame", "FrameTarget", False, "request bytes against the engine, compared with a strict checker"),
+    "session": Row("session", "SessionTarget", True, "command sequences with backend faults, against a model"),
+    "vhost": Row("vhost", "VhostTarget", True, "vhost-user messages with descriptors over a real socket"),
+    "tosa": Row("tosa", "TosaTarget", False, "TOSA files against reader, validator and lowering"),
+    "device": Row("hostile_device", "DeviceTarget", False, "a hostile device against the guest's client and driver"),
+}
+
+
+def make(name: str, via: str = "") -> Target:
+    """A target by its name here, or MODULE:CLASS for one of somebody's own; `via` is the way to a device for those that
+    may be pointed elsewhere, empty for this process. Raises Unavailable."""
+    if ":" in name:
+        module, _, maker = name.partition(":")
+        return cast(Target, getattr(import_module(module), maker)())
+    row = TARGETS.get(name)
+    if row is None:
+        raise Unavailable(f"there is no target called {name!r}; there are {', '.join(TARGETS)}")
+    if via and not row.elsewhere:
+        raise Unavailable(f"{name} runs in this process only; --via is for {_elsewhere()}")
+    maker = getattr(import_module(f"virtaccel.harness.fuzz.{row.module}"), row.maker)
+    return cast(Target, cast(Callable[..., object], maker)(via) if row.elsewhere else maker())
+
+
+def _elsewhere() -> str:
+    return " and ".join(name for name, row in TARGETS.items() if row.elsewhere)
