@@ -15,7 +15,7 @@ from pathlib import Path
 import virtaccel
 
 INTERPRETER = b"#!/usr/bin/env python3\n"
-ENTRY = "virtaccel.guest_tools.guest_main"
+ENTRY = "virtaccel.cli.guest"
 START = f"import sys\nfrom {ENTRY} import main\nsys.exit(main())\n"
 EPOCH = (1980, 1, 1, 0, 0, 0)
 ROOT = Path(virtaccel.__file__).parent

@@ -12,9 +12,9 @@ from virtaccel.backend_openvino import operators
 from virtaccel.backend_openvino.lowering.builder import BUILT_IN
 from virtaccel.backend_openvino.lowering.registry import RECORDS
 from virtaccel.backend_openvino.programs import offered
+from virtaccel.cli.main import main
 from virtaccel.guest_tools.arrays import accelerator as guest
 from virtaccel.guest_tools.arrays.accelerator import Accelerator
-from virtaccel.guest_tools.cli import main
 from virtaccel.guest_tools.errors import Refused
 from virtaccel.tosa_graph.graph import DType, Op
 from virtaccel.tosa_graph.operators import SIGNATURES

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from virtaccel.guest_tools.cli import main
+from virtaccel.cli.main import main
 from virtaccel.guest_tools.errors import Unavailable
 from virtaccel.harness.bench import tflite
 from virtaccel.tosa_graph.graph import DType, Op

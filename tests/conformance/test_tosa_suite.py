@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from virtaccel.guest_tools.cli import main
+from virtaccel.cli.main import main
 from virtaccel.harness.conformance import pool, report
 from virtaccel.harness.conformance.case import Case, load, target_of
 from virtaccel.harness.conformance.judge import Failure, Outcome, Outputs, Refusal, System

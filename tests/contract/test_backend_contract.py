@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from virtaccel.backend_openvino import open_backend as open_openvino
+from virtaccel.cli.main import main
 from virtaccel.device.backend import (
     AllocatedBuffer,
     Artifact,
@@ -32,10 +33,9 @@ from virtaccel.device.backend import (
 from virtaccel.device.isolated.launcher import IsolatingOpener
 from virtaccel.device.reference import INFO, Reference, Refuse, Script
 from virtaccel.device.wire import EventState, Status
-from virtaccel.guest_tools.cli import main
-from virtaccel.harness.conformance.backend import run_case
 from virtaccel.harness.conformance.backend_bench import Subject, slow_tosa
 from virtaccel.harness.conformance.backend_cases import CASES
+from virtaccel.harness.conformance.backend_suite import run_case
 from virtaccel.harness.conformance.protocol_programs import REFERENCE_XOR
 from virtaccel.harness.conformance.protocol_suite import FAILED, NOT_SHOWN, PASSED
 from virtaccel.harness.fuzz.audit import Audit

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from virtaccel.cli.main import main
 from virtaccel.device import commands, decode, engine
 from virtaccel.device.objects import Table
-from virtaccel.guest_tools.cli import main
 from virtaccel.guest_tools.transport.in_process import open_transport
 from virtaccel.harness.conformance import protocol_suite as suite
 from virtaccel.virtqueue import chain

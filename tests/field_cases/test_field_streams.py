@@ -11,11 +11,11 @@ import pytest
 from click.testing import CliRunner
 from oracle import reference
 
+from virtaccel.cli.main import main
 from virtaccel.device.wire import Access, EventState, Status
 from virtaccel.guest_tools.arrays.accelerator import Accelerator
 from virtaccel.guest_tools.arrays.files import compare, load_answers
 from virtaccel.guest_tools.arrays.program import Program
-from virtaccel.guest_tools.cli import main
 from virtaccel.guest_tools.client import Binding, DeviceError, Event, EventStatus
 from virtaccel.guest_tools.errors import InputError
 from virtaccel.tosa_graph.elements import Array

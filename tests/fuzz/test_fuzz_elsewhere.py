@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 from daemons import Daemon, wait_until
 
-from virtaccel.guest_tools.cli import main
+from virtaccel.cli.main import main
 
 BACKENDS = ("reference", "openvino")
 

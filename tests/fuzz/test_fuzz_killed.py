@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-PROGRAM = "from virtaccel.guest_tools.cli import main; main()"
+PROGRAM = "from virtaccel.cli.main import main; main()"
 
 
 def _children(parent: int) -> set[int]:

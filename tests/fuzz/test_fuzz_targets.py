@@ -13,7 +13,7 @@ from random import Random
 import pytest
 from click.testing import CliRunner
 
-from virtaccel.guest_tools.cli import main
+from virtaccel.cli.main import main
 from virtaccel.guest_tools.errors import InputError, Unavailable
 from virtaccel.harness.fuzz import reproducer
 from virtaccel.harness.fuzz.engine import Fuzzer, Limits, attempt, shrink, signature

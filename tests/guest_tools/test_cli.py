@@ -14,8 +14,8 @@ import pytest
 from click.testing import CliRunner, Result
 from graphs import single
 
+from virtaccel.cli.main import COMMANDS, main
 from virtaccel.guest_tools.arrays.program import Array
-from virtaccel.guest_tools.cli import COMMANDS, main
 from virtaccel.tosa_graph.graph import DType, Op
 from virtaccel.tosa_graph.write import GraphWriter
 
@@ -287,7 +287,7 @@ def test_exit_statuses_of_the_real_program(model: Path, tmp_path: Path) -> None:
         (["run"], 2),
         (["--version"], 0),
     ):
-        command = [sys.executable, "-c", "from virtaccel.guest_tools.cli import main; main()", *map(str, arguments)]
+        command = [sys.executable, "-c", "from virtaccel.cli.main import main; main()", *map(str, arguments)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == status, done.stderr
         assert "Traceback" not in done.stderr

@@ -18,7 +18,7 @@ import click.testing
 import pytest
 from daemons import Daemon
 
-from virtaccel.guest_tools.cli import main
+from virtaccel.cli.main import main
 from virtaccel.harness.soak import census
 from virtaccel.harness.soak.board import Own
 from virtaccel.harness.soak.census import Count, Holding

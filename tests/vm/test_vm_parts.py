@@ -13,7 +13,7 @@ from threading import Thread
 import pytest
 from click.testing import CliRunner
 
-from virtaccel.guest_tools.cli import main
+from virtaccel.cli.main import main
 from virtaccel.vm import qemu
 from virtaccel.vm.commands import Pairing, device_arguments, libvirt_fragment, memory_arguments
 from virtaccel.vm.image import Archive, job_archive

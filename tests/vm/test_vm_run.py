@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.vm, pytest.mark.timeout(400)]
 
 def vm_run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", "from virtaccel.guest_tools.cli import main; main()", "vm", "run", *arguments],
+        [sys.executable, "-c", "from virtaccel.cli.main import main; main()", "vm", "run", *arguments],
         capture_output=True,
         text=True,
         timeout=300,
@@ -61,7 +61,7 @@ def test_the_shared_face_detector(sysroot: Sysroot, shared: Path, folder: Path) 
 
 def test_shell_is_a_console_with_the_guest_program(sysroot: Sysroot) -> None:
     """A person at a terminal, played through a pty."""
-    command = [sys.executable, "-c", "from virtaccel.guest_tools.cli import main; main()", "vm", "shell"]
+    command = [sys.executable, "-c", "from virtaccel.cli.main import main; main()", "vm", "shell"]
     person, terminal = pty.openpty()
     process = subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True)
     os.close(terminal)

@@ -12,10 +12,10 @@ import click
 import numpy as np
 from rich.table import Table
 
+from virtaccel.cli.options import device_options, json_option, open_accelerator, terminal
 from virtaccel.guest_tools.arrays.accelerator import Accelerator
 from virtaccel.guest_tools.arrays.files import Answers, Comparison, compare, load_answers, load_npy, same_bits
 from virtaccel.guest_tools.arrays.program import Array, Program
-from virtaccel.guest_tools.commands.options import device_options, json_option, open_accelerator, terminal
 from virtaccel.guest_tools.errors import InputError, ModelError, Refused
 
 EXIT_MISMATCH = 1

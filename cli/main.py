@@ -29,15 +29,15 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    "info": Command("virtaccel.guest_tools.commands.info", "What a device is, can do and allows."),
-    "inspect": Command("virtaccel.guest_tools.commands.inspect", "What is in a model, and what a device says of it."),
-    "run": Command("virtaccel.guest_tools.commands.run", "Run a model on arrays, or check it against known answers."),
-    "operators": Command("virtaccel.guest_tools.commands.operators", "Which TOSA operators the backend runs, and how."),
-    "conformance": Command("virtaccel.guest_tools.commands.conformance", "Hold a device to the standards."),
-    "fuzz": Command("virtaccel.harness.fuzz.command", "Look for inputs that break a device."),
-    "soak": Command("virtaccel.harness.soak.cli", "Guests with random load, kills and resets, for hours."),
-    "bench": Command("virtaccel.harness.bench.cli", "What the device costs, against the same work done directly."),
-    "vm": Command("virtaccel.guest_tools.commands.vm", "A virtual machine with the device in it."),
+    "info": Command("virtaccel.cli.info", "What a device is, can do and allows."),
+    "inspect": Command("virtaccel.cli.inspect", "What is in a model, and what a device says of it."),
+    "run": Command("virtaccel.cli.run", "Run a model on arrays, or check it against known answers."),
+    "operators": Command("virtaccel.cli.operators", "Which TOSA operators the backend runs, and how."),
+    "conformance": Command("virtaccel.cli.conformance", "Hold a device to the standards."),
+    "fuzz": Command("virtaccel.cli.fuzz", "Look for inputs that break a device."),
+    "soak": Command("virtaccel.cli.soak", "Guests with random load, kills and resets, for hours."),
+    "bench": Command("virtaccel.cli.bench", "What the device costs, against the same work done directly."),
+    "vm": Command("virtaccel.cli.vm", "A virtual machine with the device in it."),
 }
 
 

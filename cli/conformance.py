@@ -7,11 +7,11 @@ from importlib import import_module
 import click
 
 SUITES = {
-    "tosa": ("virtaccel.harness.conformance.tosa", "Arm's official TOSA suite through a whole device."),
+    "tosa": ("virtaccel.cli.conformance_tosa", "Arm's official TOSA suite through a whole device."),
     "protocol": (
-        "virtaccel.harness.conformance.protocol", "The protocol's own cases, hostile ones too, against any device."
+        "virtaccel.cli.conformance_protocol", "The protocol's own cases, hostile ones too, against any device."
     ),
-    "backend": ("virtaccel.harness.conformance.backend", "The backend contract, for people who write backends."),
+    "backend": ("virtaccel.cli.conformance_backend", "The backend contract, for people who write backends."),
 }
 """Module (with a click command under the suite's name) and one line."""
 

@@ -3,54 +3,24 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Final, cast
 
 import click
 
+from virtaccel.cli.options import json_option
 from virtaccel.device.backend import BackendError, BackendUnavailable, OpenBackend
 from virtaccel.guest_tools.artifact import TOSA_FORMAT
-from virtaccel.guest_tools.commands.options import json_option
 from virtaccel.guest_tools.errors import Unavailable
 from virtaccel.guest_tools.transport.in_process import find_backend
 from virtaccel.harness.conformance import protocol_suite as suite
 from virtaccel.harness.conformance.backend_bench import Bench, Subject, slow_tosa
-from virtaccel.harness.conformance.backend_cases import CASES, Case
-from virtaccel.harness.conformance.protocol_bench import Failed, NotShown
+from virtaccel.harness.conformance.backend_suite import run
 from virtaccel.harness.conformance.protocol_programs import SAMPLES, Sample
-from virtaccel.harness.conformance.protocol_suite import FAILED, NOT_SHOWN, PASSED, Result
+from virtaccel.harness.conformance.protocol_suite import FAILED
 
 EXIT_FAILED: Final = 1
-
-
-def run(subject: Subject, only: str = "") -> Iterator[Result]:
-    """Each case on a fresh instance."""
-    for case in CASES:
-        if only.lower() in case.name.lower():
-            yield run_case(subject, case)
-
-
-def run_case(subject: Subject, case: Case) -> Result:
-    """One case. Raises BackendUnavailable if no instance can be opened."""
-    start = time.monotonic()
-    outcome, detail = PASSED, ""
-    bench = Bench(subject)
-    try:
-        case.show(bench)
-    except NotShown as reason:
-        outcome, detail = NOT_SHOWN, str(reason)
-    except Failed as error:
-        outcome, detail = FAILED, str(error)
-    except BackendError as error:
-        outcome, detail = FAILED, f"{error.status.name} where nothing stands against it: {error}"
-    except Exception as error:  # outside the contract, and that is the verdict
-        outcome, detail = FAILED, f"raised {type(error).__name__}: {error}"
-    finally:
-        bench.close()
-    return Result(case.name, case.asserts, outcome, detail, time.monotonic() - start)
 
 
 def find(name: str) -> OpenBackend:

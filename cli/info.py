@@ -9,9 +9,9 @@ from importlib.metadata import entry_points
 import click
 from rich.table import Table
 
+from virtaccel.cli.options import device_options, json_option, open_accelerator, terminal
 from virtaccel.device.wire import AcceleratorClass, Capability
 from virtaccel.guest_tools.client import DeviceInfo
-from virtaccel.guest_tools.commands.options import device_options, json_option, open_accelerator, terminal
 from virtaccel.guest_tools.transport.base import Config
 
 

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import click
 from rich.table import Table
 
+from virtaccel.cli.options import device_options, json_option, open_accelerator, terminal
 from virtaccel.guest_tools.arrays.accelerator import Accelerator, parse, read_model
-from virtaccel.guest_tools.commands.options import device_options, json_option, open_accelerator, terminal
 from virtaccel.guest_tools.errors import AcceleratorError, Refused
 from virtaccel.tosa_graph import single
 from virtaccel.tosa_graph.graph import Block, Graph, Op, Operator, Tensor, TosaError

@@ -13,7 +13,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from virtaccel.guest_tools.commands.options import device_options, json_option
+from virtaccel.cli.options import device_options, json_option
 from virtaccel.guest_tools.errors import Unavailable
 from virtaccel.harness.conformance import report
 from virtaccel.harness.conformance.judge import Outcome

@@ -12,7 +12,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from virtaccel.guest_tools.commands.options import json_option, terminal
+from virtaccel.cli.options import json_option, terminal
 from virtaccel.harness.bench import host
 from virtaccel.harness.soak.census import MEBIBYTE, Verdict
 from virtaccel.harness.soak.conductor import Conductor, Outcome, Plan

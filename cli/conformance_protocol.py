@@ -8,8 +8,8 @@ from typing import Final, cast
 
 import click
 
+from virtaccel.cli.options import device_options, json_option
 from virtaccel.guest_tools.artifact import TOSA_FORMAT
-from virtaccel.guest_tools.commands.options import device_options, json_option
 from virtaccel.guest_tools.errors import Unavailable
 from virtaccel.guest_tools.transport.raw import HasRawRing
 from virtaccel.guest_tools.via import open_transport

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import click
 from rich.table import Table
 
-from virtaccel.guest_tools.commands.options import json_option, terminal
+from virtaccel.cli.options import json_option, terminal
 from virtaccel.guest_tools.errors import InputError, Unavailable
 from virtaccel.tosa_graph.graph import Op
 from virtaccel.tosa_graph.operators import SIGNATURES

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from virtaccel.guest_tools.commands.options import json_option, terminal
+from virtaccel.cli.options import json_option, terminal
 from virtaccel.harness.bench.report import Report
 
 F = TypeVar("F", bound=Callable[..., Any])

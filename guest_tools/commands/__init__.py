@@ -1,1 +1,0 @@
-"""Subcommands of `virtaccel`, one module each; cli.py has the table."""
