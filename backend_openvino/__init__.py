@@ -31,7 +31,7 @@ def preload() -> None:
 
 
 def prepare(words: Sequence[str]) -> Run:
-    """For a nursery of sandboxes, on the device `words[0]` (device.isolation.nursery)."""
+    """For a fork server of sandboxes, on the device `words[0]` (processes.fork_server)."""
     preload()
     from virtaccel.backend_openvino import sandbox
 
@@ -68,7 +68,8 @@ def open_backend(device: str | None = None) -> Backend:
         store = Store.from_environment(os.environ)
     except (ValueError, OSError) as error:
         raise BackendUnavailable(f"no models can be kept: {error}") from error
-    # Before a device is opened, which starts threads: where there are none yet the sandbox's nursery is a mere fork.
-    elsewhere = sandbox.sandbox() if wanted == "sandbox" else None
+    # Before a device is opened, which starts threads: where there are none yet the sandbox's fork server is a mere
+    # fork.
+    compiler = sandbox.sandbox() if wanted == "sandbox" else None
     chosen = choose(device)
-    return OpenVinoBackend(chosen, tuning, elsewhere if chosen == sandbox.DEVICE else None, store)
+    return OpenVinoBackend(chosen, tuning, compiler if chosen == sandbox.DEVICE else None, store)

@@ -111,11 +111,11 @@ class OpenVinoBackend:
         self,
         device: str,
         tuning: runtime.Tuning,
-        elsewhere: programs.Elsewhere | None = None,
+        compiler: programs.Compiler | None = None,
         store: Store | None = None,
     ) -> None:
         self.device = device
-        self.host = Host(device, tuning, programs.offered(device), elsewhere, store)
+        self.host = Host(device, tuning, programs.offered(device), compiler, store)
         self._info = DeviceInfo(
             uuid=runtime.identity(device),
             accelerator_class=runtime.CLASSES.get(device.split(".")[0], AcceleratorClass.OTHER),

@@ -79,7 +79,7 @@ class Compiled(NamedTuple):
     limit: float | None
 
 
-class Elsewhere(Protocol):
+class Compiler(Protocol):
     """Compiles in another process, so that what goes wrong there is the end of that process alone."""
 
     def compile(self, payload: bytes, target_words: tuple[int, ...], variant: Variant, host: Host) -> Compiled:
@@ -88,12 +88,12 @@ class Elsewhere(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """Where programs are compiled, and how; in this process unless there is an `elsewhere`."""
+    """Where programs are compiled, and how; in this process unless there is an `compiler`."""
 
     device: str
     tuning: runtime.Tuning
     offered: Target
-    elsewhere: Elsewhere | None = field(default=None, compare=False, repr=False)
+    compiler: Compiler | None = field(default=None, compare=False, repr=False)
     store: Store | None = field(default=None, compare=False, repr=False)
 
 
@@ -138,7 +138,7 @@ class Source:
         self._key = key
         self.host = host
         self.target = target
-        self._artifact = (payload, target_words) if host.elsewhere is not None else None
+        self._artifact = (payload, target_words) if host.compiler is not None else None
         self.arguments = tuple(
             [argument_of(tensor, Access.READ) for tensor in graph.inputs]
             + [argument_of(tensor, Access.WRITE) for tensor in graph.outputs]
@@ -190,10 +190,10 @@ class Source:
             kept = store.load(path, host.device, host.tuning)
             if kept is not None:
                 return Compiled(*kept)
-        if host.elsewhere is None or self._artifact is None:
+        if host.compiler is None or self._artifact is None:
             made = compile_here(graph, variant.within, host)
         else:
-            made = host.elsewhere.compile(*self._artifact, variant, host)
+            made = host.compiler.compile(*self._artifact, variant, host)
         if store is not None and path is not None:
             store.save(path, *made)
         return made

@@ -1,7 +1,7 @@
 """Compiling in a process of its own: lowering and the runtime's compiler see a guest's graph there first.
 
-For each load a fresh process is forked from a nursery that has the runtime in memory (device.isolation.nursery). It
-gives up opening files, starting programs and the network, is bounded in memory and time, compiles, and exports the
+For each load a fresh process is forked from a fork server that has the runtime in memory (processes.fork_server).
+It gives up opening files, starting programs and the network, is bounded in memory and time, compiles, and exports the
 model; what crosses back is that blob and a few words, which count only after the process has ended well. The device
 then imports the blob, which takes a third of the time that compiling does. A process that crashes, hangs or eats memory
 is the end of that load and of nothing else.
@@ -34,7 +34,7 @@ from virtaccel.backend_openvino.programs import Compiled, Host, Variant, compile
 from virtaccel.device.backend import BackendError, BackendUnavailable
 from virtaccel.device.wire import Status
 from virtaccel.processes import confine
-from virtaccel.processes.fork_server import Child, Nursery, NurseryLost, Run
+from virtaccel.processes.fork_server import Child, ForkServer, ForkServerLost, Run
 from virtaccel.tosa_graph.flatbuffer import read
 from virtaccel.tosa_graph.graph import Graph, TosaError
 from virtaccel.tosa_graph.target import from_words
@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 DEVICE: Final = "CPU"
 START_SECONDS: Final = 60.0
-"""How long a process may take to come into being: the first one's nursery has to import the runtime."""
+"""How long a process may take to come into being: the first one's fork server has to import the runtime."""
 MAX_RESULT_BYTES: Final = 1 << 30
 """A compiled model and its header; beyond it the program is refused."""
 FAULTS_SWITCH: Final = "VIRTACCEL_SANDBOX_FAULTS"
@@ -90,16 +90,16 @@ class Sandbox:
         self.bounds = bounds
         self.device = device
         self._lock = threading.Lock()
-        self._nursery = self._begin()
+        self._fork_server = self._begin()
 
-    def _begin(self) -> Nursery:
+    def _begin(self) -> ForkServer:
         if len(os.listdir("/proc/self/task")) == 1:
             # Nothing runs here yet, and nothing of a guest's has been seen: a copy of this process will do.
-            return Nursery.fork(prepare(self.device))
-        return Nursery.spawn(_PACKAGE, self.device)
+            return ForkServer.fork(prepare(self.device))
+        return ForkServer.spawn(_PACKAGE, self.device)
 
     def compile(self, payload: bytes, target_words: tuple[int, ...], variant: Variant, host: Host) -> Compiled:
-        """As programs.Elsewhere."""
+        """As programs.Compiler."""
         work = {
             "target": target_words, "shapes": variant.shapes, "within": variant.within, "device": host.device,
             "tuning": asdict(host.tuning), "seconds": self.bounds.seconds, "memory": self.bounds.memory,
@@ -121,21 +121,21 @@ class Sandbox:
                 return _imported(mapped, host)
 
     def close(self) -> None:
-        """End whatever is being compiled, and the nursery."""
+        """End whatever is being compiled, and the fork server."""
         with self._lock:
-            self._nursery.close()
+            self._fork_server.close()
 
     def _start(self, work: bytes, descriptors: Sequence[int]) -> Child:
         with self._lock:
             try:
-                return self._nursery.start(work, descriptors)
-            except NurseryLost as error:
-                log.warning("starting another nursery: %s", error)
-            self._nursery.close()
+                return self._fork_server.start(work, descriptors)
+            except ForkServerLost as error:
+                log.warning("starting another fork server: %s", error)
+            self._fork_server.close()
             try:
-                self._nursery = Nursery.spawn(_PACKAGE, self.device)
-                return self._nursery.start(work, descriptors)
-            except NurseryLost as error:  # a confined worker may start no program: its daemon starts another worker
+                self._fork_server = ForkServer.spawn(_PACKAGE, self.device)
+                return self._fork_server.start(work, descriptors)
+            except ForkServerLost as error:  # a confined worker may start no program: its daemon starts another worker
                 raise BackendError(Status.DEVICE_LOST, f"nothing can be compiled any more: {error}") from error
 
     def _wait(self, child: Child) -> None:
@@ -146,7 +146,7 @@ class Sandbox:
         try:
             child.born(START_SECONDS)
             status = child.ended(self.bounds.seconds)
-        except (NurseryLost, TimeoutError) as error:
+        except (ForkServerLost, TimeoutError) as error:
             raise BackendError(Status.INTERNAL_ERROR, f"the compiling process is lost: {error}") from error
         finally:
             if job is not None:
@@ -205,7 +205,7 @@ def sandbox() -> Sandbox:
 
 
 def prepare(device: str) -> Run:
-    """For a nursery: have the runtime and the device's plugin in memory, without starting a thread."""
+    """For a fork server: have the runtime and the device's plugin in memory, without starting a thread."""
     try:
         runtime.full_name(device)
     except RuntimeError as error:

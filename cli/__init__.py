@@ -1,1 +1,1 @@
-"""The top floor: all commands of `virtaccel` and the guest program. Composes what is below and decides nothing itself."""
+"""The top floor: the commands of `virtaccel` and the guest program. Composes what is below; decides nothing itself."""

@@ -15,7 +15,7 @@ from rich.table import Table
 from virtaccel.cli.options import json_option, terminal
 from virtaccel.harness.bench import host
 from virtaccel.harness.soak.census import MEBIBYTE, Verdict
-from virtaccel.harness.soak.conductor import Conductor, Outcome, Plan
+from virtaccel.harness.soak.runner import Outcome, Plan, Runner
 
 EXIT_FOUND: Final = 1
 _LINES_EVERY: Final = 15.0
@@ -78,7 +78,7 @@ def soak(
     # SIGTERM ends it as Ctrl-C does: tables at once, no process left behind.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        outcome = Conductor(plan, progress).run()
+        outcome = Runner(plan, progress).run()
     finally:
         signal.signal(signal.SIGTERM, before)
     progress.end()

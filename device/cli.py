@@ -24,7 +24,7 @@ from virtaccel.device import wire
 from virtaccel.device.backend import BackendError, BackendUnavailable, Limits, OpenBackend
 from virtaccel.device.config import U32_MAX, U64_MAX, DeviceConfig, ResourcePolicy, WireConfig
 from virtaccel.device.errors import ConfigError
-from virtaccel.device.isolated import IsolatingOpener, WorkerLimits
+from virtaccel.device.isolated import WorkerLauncher, WorkerLimits
 from virtaccel.device.ring_service import BATCH, Device
 from virtaccel.device.vhost_user import sockets
 from virtaccel.device.vhost_user.guest import Settings
@@ -211,7 +211,7 @@ def _opener(options: argparse.Namespace) -> tuple[OpenBackend, Callable[[], None
         os.environ["VIRTACCEL_HINT"] = options.prefer
     if isolation == "worker":
         _entry(options.backend)
-        isolated = IsolatingOpener(options.backend, WorkerLimits(options.worker_memory))
+        isolated = WorkerLauncher(options.backend, WorkerLimits(options.worker_memory))
         return isolated, isolated.close
     if isolation == "compile":
         os.environ["VIRTACCEL_COMPILE"] = "sandbox"

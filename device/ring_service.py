@@ -1,4 +1,4 @@
-"""Where ring and engine meet: `Device` is one guest's device with its backend, `Worker` serves its command queue.
+"""Where ring and engine meet: `Device` is one guest's device with its backend, `RingService` serves its command queue.
 
 The only file of the engine's side that knows rings (virtqueue.md, sections 7 and 9). Neither class owns a thread or a
 descriptor: whoever runs the event loop calls `service` when the driver kicked and `completions` when the backend's
@@ -96,8 +96,8 @@ class Device:
             self._log.exception("the discarded backend could not be closed")
 
 
-class Worker:
-    """Serves one command queue with one engine; a new engine or a new queue gets a new worker.
+class RingService:
+    """Serves one command queue with one engine; a new engine or a new queue gets a new service.
 
     `notify` interrupts the driver. RingError leaves every method after what was pushed so far has been notified: the
     ring is then stopped and the device lives on. A chain that a reset has overtaken is never given back: the engine has

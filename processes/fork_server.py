@@ -1,13 +1,13 @@
 """A process that has imported everything heavy, runs no thread, and forks a child whenever it is asked to.
 
 Starting an interpreter and a runtime takes about a second; a fork of one that stands ready takes milliseconds, and
-starts from a state that no guest has touched. `Nursery` is the side that asks, `Child` a process as that side sees it;
-`attend` is the nursery itself. Every process here ends when the one that asked for it does. Knows nothing of
+starts from a state that no guest has touched. `ForkServer` is the side that asks, `Child` a process as that side sees
+it; `attend` is the fork server itself. Every process here ends when the one that asked for it does. Knows nothing of
 accelerators: what is imported and what a child does is the business of the module it is started with, whose `prepare`
 takes the command line's words and returns the function that children run.
 
 A request is one datagram: the child's work as bytes, and descriptors, the first of which is the child's lifeline. On it
-the nursery says the child's process number, then how it ended; when its other end is closed the child is killed.
+the fork server says the child's process number, then how it ended; when its other end is closed the child is killed.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ _CRASHED: Final = 70
 _START: Final = f"import sys; from {__name__} import main; main(sys.argv[1:])"
 
 
-class NurseryLost(Exception):
-    """The nursery has ended, so nothing can be started there any more."""
+class ForkServerLost(Exception):
+    """The fork server has ended, so nothing can be started there any more."""
 
 
 class Child:
-    """A process that a nursery forked. `fileno` becomes readable when there is something to learn about it."""
+    """A process that a fork server forked. `fileno` becomes readable when there is something to learn about it."""
 
     def __init__(self, lifeline: socket.socket) -> None:
         self._lifeline = lifeline
@@ -59,14 +59,14 @@ class Child:
         return self._lifeline.fileno()
 
     def born(self, timeout: float) -> int:
-        """Its process number, waiting for it. Raises NurseryLost, TimeoutError."""
+        """Its process number, waiting for it. Raises ForkServerLost, TimeoutError."""
         if self.process is None:
             self._lifeline.settimeout(timeout)
             self.process = self._learn()
         return self.process
 
     def ended(self, timeout: float) -> int | None:
-        """How it ended: an exit status, or minus the signal's number; None if it still runs. Raises NurseryLost."""
+        """How it ended: an exit status, or minus the signal's number; None if it still runs. Raises ForkServerLost."""
         until = time.monotonic() + timeout
         try:
             self.born(timeout)
@@ -81,9 +81,9 @@ class Child:
         try:
             data = self._lifeline.recv(_LIFE.size)
         except ConnectionError as error:
-            raise NurseryLost(str(error)) from error
+            raise ForkServerLost(str(error)) from error
         if len(data) != _LIFE.size:
-            raise NurseryLost("the nursery has ended")
+            raise ForkServerLost("the fork server has ended")
         return int(_LIFE.unpack(data)[0])
 
     def kill(self) -> None:
@@ -96,7 +96,7 @@ class Child:
         self._lifeline.close()
 
 
-class Nursery:
+class ForkServer:
     """The asking side. Several threads may use it."""
 
     def __init__(self, control: socket.socket, process: subprocess.Popen[bytes] | int) -> None:
@@ -108,7 +108,7 @@ class Nursery:
         return self._process if isinstance(self._process, int) else self._process.pid
 
     @classmethod
-    def spawn(cls, module: str, *words: str) -> Nursery:
+    def spawn(cls, module: str, *words: str) -> ForkServer:
         """A fresh interpreter with `module`. Returns at once; what is asked for meanwhile waits for it."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -123,11 +123,11 @@ class Nursery:
                 )  # fmt: skip
             except OSError as error:
                 ours.close()
-                raise NurseryLost(f"cannot start an interpreter: {error}") from error
+                raise ForkServerLost(f"cannot start an interpreter: {error}") from error
         return cls(ours, process)
 
     @classmethod
-    def fork(cls, run: Run) -> Nursery:
+    def fork(cls, run: Run) -> ForkServer:
         """A fork of this process, which must have no other thread and should not have touched anything of a guest's."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         parent = os.getpid()
@@ -140,7 +140,7 @@ class Nursery:
         return cls(ours, process)
 
     def start(self, work: bytes, descriptors: Sequence[int]) -> Child:
-        """Ask for a child. The descriptors stay the caller's. Raises NurseryLost."""
+        """Ask for a child. The descriptors stay the caller's. Raises ForkServerLost."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with theirs:
             rights = array.array("i", [theirs.fileno(), *descriptors])
@@ -148,7 +148,7 @@ class Nursery:
                 self._control.sendmsg([work], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)], socket.MSG_NOSIGNAL)
             except OSError as error:
                 ours.close()
-                raise NurseryLost(f"the nursery has ended: {error.strerror}") from error
+                raise ForkServerLost(f"the fork server has ended: {error.strerror}") from error
         return Child(ours)
 
     def close(self) -> None:
@@ -165,7 +165,7 @@ class Nursery:
 
 
 def _end_fork(process: int) -> None:
-    """Kill and bury a child of this process. One that is confined may kill nobody; the child then ends by itself, since
+    """Kill and reap a child of this process. One that is confined may kill nobody; the child then ends by itself, since
     nobody can ask it any more."""
     with contextlib.suppress(OSError):
         os.kill(process, signal.SIGKILL)
@@ -175,7 +175,7 @@ def _end_fork(process: int) -> None:
             time.sleep(0.001)
 
 
-# ---- the nursery itself
+# ---- the fork server itself
 
 
 def attend(control: socket.socket, run: Run) -> None:
@@ -199,8 +199,8 @@ def attend(control: socket.socket, run: Run) -> None:
         for descriptor in readable:
             if descriptor in living:
                 dying.add(living[descriptor])
-                os.kill(living[descriptor], signal.SIGKILL)  # not buried yet, so the number is its own
-        _bury(lifelines)
+                os.kill(living[descriptor], signal.SIGKILL)  # not reaped yet, so the number is its own
+        _reap(lifelines)
         dying &= lifelines.keys()
     for process in lifelines:
         os.kill(process, signal.SIGKILL)
@@ -235,14 +235,14 @@ def _asked(control: socket.socket, run: Run, lifelines: dict[int, socket.socket]
     return True
 
 
-def _bury(lifelines: dict[int, socket.socket]) -> None:
+def _reap(lifelines: dict[int, socket.socket]) -> None:
     """Tell how children ended, to those who still want to know."""
     for process, line in list(lifelines.items()):
         try:
-            buried, status = os.waitpid(process, os.WNOHANG)
+            reaped, status = os.waitpid(process, os.WNOHANG)
         except ChildProcessError:
-            buried, status = process, 0
-        if buried:
+            reaped, status = process, 0
+        if reaped:
             with contextlib.suppress(OSError):
                 line.send(_LIFE.pack(status), socket.MSG_NOSIGNAL)
             lifelines.pop(process).close()

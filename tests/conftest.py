@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,3 +36,15 @@ def imported_by_full_name() -> Iterator[None]:
     yield
     bare = [name for name in sys.modules if name.split(".")[0] in PACKAGES]
     assert not bare, f"imported without the virtaccel prefix: {bare}"
+
+
+@pytest.fixture(scope="module")
+def support_on_path() -> Iterator[None]:
+    """Interpreters started meanwhile find the support modules."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = str(ROOT / "tests" / "support") + (os.pathsep + before if before else "")
+    yield
+    if before is None:
+        del os.environ["PYTHONPATH"]
+    else:
+        os.environ["PYTHONPATH"] = before

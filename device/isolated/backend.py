@@ -1,10 +1,11 @@
 """The contract over a worker: what the engine calls, in a process that runs no native code of a backend.
 
 Every call is one round trip to the worker, except those that need none: WRITE and READ go straight to the buffers'
-memory, which is mapped here too, and the end of a submission is read off the board. Whether a buffer is in use is known
-here from the submissions that have not ended; only after a cancelled or expired one the worker is asked, since native
-work may go on over its buffers. The worker is not trusted: what it says is judged, and whatever it does (end, stop
-answering, say what cannot be) makes this backend lost: it is killed, and every call raises DEVICE_LOST from then on.
+memory, which is mapped here too, and the end of a submission is read off the completion page. Whether a buffer is in
+use is known here from the submissions that have not ended; only after a cancelled or expired one the worker is asked,
+since native work may go on over its buffers. The worker is not trusted: what it says is judged, and whatever it does
+(end, stop answering, say what cannot be) makes this backend lost: it is killed, and every call raises DEVICE_LOST from
+then on.
 """
 
 from __future__ import annotations
@@ -43,17 +44,18 @@ from virtaccel.device.backend import (
     SubmitOutcome,
 )
 from virtaccel.device.isolated import messages
-from virtaccel.device.isolated.messages import Answer, Garbage, Greeting, Kind, Op, Outcome
-from virtaccel.device.isolated.shared import SLOTS, Board, Ending, Garbled, Mapping, is_sealed
+from virtaccel.device.isolated.completion_page import SLOTS, CompletionPage, Ending
+from virtaccel.device.isolated.messages import Answer, Greeting, Kind, Op, Outcome, ProtocolError
 from virtaccel.device.wire import Access, EventState, Status
-from virtaccel.processes.fork_server import NurseryLost
+from virtaccel.processes.fork_server import ForkServerLost
+from virtaccel.processes.sealed import Mapping, is_sealed
 
 log = logging.getLogger(__name__)
 
 ANSWER_SECONDS: Final = 5.0
 """How long a request may take. Nothing that is asked waits for native work, so a worker that takes longer hangs."""
 _LOOKS: Final = 64
-"""How often a pending submission is looked at on the board before the worker's life is."""
+"""How often a pending submission is looked at on the completion page before the worker's life is."""
 _SPIN_SECONDS: Final = 40e-6
 _PENDING: Final = Polled(EventState.PENDING, Status.OK)
 _STATUS: Final = {int(status): status for status in Status}
@@ -128,17 +130,18 @@ def _as(handle: Handle, kind: type[T]) -> T:
 
 
 class IsolatedBackend:
-    """A worker's backend. Owns the socket, the process and the board, and first waits up to `greeting_seconds` for the
-    worker to be ready. `lost` is called once if it is lost. Raises Garbage, OSError."""
+    """A worker's backend. Owns the socket, the process and the completion page, and first waits up to
+    `greeting_seconds` for the worker to be ready. `lost` is called once if it is lost. Raises ProtocolError,
+    OSError."""
 
     def __init__(
-        self, connection: socket.socket, process: Process, board: Board, greeting_seconds: float,
+        self, connection: socket.socket, process: Process, page: CompletionPage, greeting_seconds: float,
         lost: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
         self._tell_lost = lost
         self._connection = connection
         self._process = process
-        self._board = board
+        self._page = page
         self._numbers = count(1)
         self._buffers: set[_Buffer] = set()
         self._loads: dict[int, _Program] = {}
@@ -161,7 +164,7 @@ class IsolatedBackend:
         self._news.register(connection.fileno(), select.EPOLLIN)
 
     def _greeted(self, seconds: float) -> Greeting:
-        """Wait for the worker to be ready. Raises Garbage; OSError, TimeoutError among them."""
+        """Wait for the worker to be ready. Raises ProtocolError; OSError, TimeoutError among them."""
         connection = self._connection
         connection.settimeout(seconds)
         data, ancillary, _, _ = connection.recvmsg(messages.MAX_MESSAGE, 64, socket.MSG_CMSG_CLOEXEC)
@@ -169,16 +172,16 @@ class IsolatedBackend:
         for _, _, content in ancillary:
             descriptors.frombytes(content[: len(content) - len(content) % descriptors.itemsize])
         if not data:
-            raise Garbage(f"the worker does not start: {self._epitaph()}")
+            raise ProtocolError(f"the worker does not start: {self._exit_reason()}")
         if descriptors:
             self._memory = descriptors[0]
         for extra in descriptors[1:]:
             os.close(extra)
         greeting = messages.read_greeting(data)
         if isinstance(greeting, str):
-            raise Garbage(greeting)
+            raise ProtocolError(greeting)
         if self._memory < 0 or not is_sealed(self._memory):
-            raise Garbage("the buffers' memory could shrink under this process")
+            raise ProtocolError("the buffers' memory could shrink under this process")
         # Time limits of the kernel's own: Python's would cost a system call each time.
         connection.settimeout(None)
         whole = int(ANSWER_SECONDS)
@@ -201,12 +204,12 @@ class IsolatedBackend:
         raise BackendError(Status.DEVICE_LOST, self._lost)
 
     def _gone(self) -> NoReturn:
-        self._lose(self._epitaph())
+        self._lose(self._exit_reason())
 
-    def _epitaph(self) -> str:
+    def _exit_reason(self) -> str:
         """How its process ended."""
         status: int | None = None
-        with contextlib.suppress(NurseryLost, OSError):
+        with contextlib.suppress(ForkServerLost, OSError):
             status = self._process.ended(0.2)
         if status is None:
             return "its process has gone"
@@ -237,7 +240,7 @@ class IsolatedBackend:
                 self._take(answer)
         except BlockingIOError:
             self._lose(f"no answer within {ANSWER_SECONDS} s")
-        except Garbage as error:
+        except ProtocolError as error:
             self._lose(str(error))
         except OSError:
             self._gone()
@@ -294,7 +297,7 @@ class IsolatedBackend:
                 answer = messages.read_answer(data)
             except BlockingIOError:
                 return
-            except Garbage as error:
+            except ProtocolError as error:
                 self._lose(str(error))
             except OSError:
                 self._gone()
@@ -308,7 +311,7 @@ class IsolatedBackend:
         while time.monotonic() < spin:
             if self._changed():
                 return
-        self._board.tell(True)
+        self._page.tell(True)
         try:
             while not self._changed() and self._lost is None:
                 left = until - time.monotonic()
@@ -317,12 +320,12 @@ class IsolatedBackend:
                 select.select([self._news], [], [], left)
                 self.acknowledge()
         finally:
-            self._board.tell(False)
+            self._page.tell(False)
 
     def _changed(self) -> bool:
         if any(load.ended is not None for load in self._loads.values()):
             return True
-        return any(self._board.look(event.slot, event.turn) is not None for event in self._pending)
+        return any(self._page.look(event.slot, event.turn) is not None for event in self._pending)
 
     def close(self) -> None:
         """The worker ends, and with it whatever still ran in it."""
@@ -333,7 +336,7 @@ class IsolatedBackend:
         self._process.close()
         self._connection.close()
         self._news.close()
-        self._board.close()
+        self._page.close()
         for buffer in self._buffers:
             buffer.mapping.close()
         self._buffers.clear()
@@ -505,8 +508,8 @@ class IsolatedBackend:
         if event.ending is not None:
             return event.polled
         try:
-            ending = self._board.look(event.slot, event.turn)
-        except Garbled as error:
+            ending = self._page.look(event.slot, event.turn)
+        except ProtocolError as error:
             self._lose(str(error))
         if ending is None:
             return _PENDING

@@ -1,4 +1,4 @@
-"""Workers on demand: a nursery for each kind of backend, and the next worker made ready when one has been lost.
+"""Workers on demand: a fork server for each kind of backend, and the next worker made ready when one has been lost.
 
 Opens IsolatedBackends. Knows how processes are started and nothing of the contract's calls.
 """
@@ -18,9 +18,9 @@ from typing import Final
 
 from virtaccel.device.backend import Backend, BackendUnavailable
 from virtaccel.device.isolated.backend import IsolatedBackend
-from virtaccel.device.isolated.messages import Garbage
-from virtaccel.device.isolated.shared import Board
-from virtaccel.processes.fork_server import Child, Nursery, NurseryLost
+from virtaccel.device.isolated.completion_page import CompletionPage
+from virtaccel.device.isolated.messages import ProtocolError
+from virtaccel.processes.fork_server import Child, ForkServer, ForkServerLost
 
 log = logging.getLogger(__name__)
 
@@ -42,9 +42,9 @@ class WorkerLimits:
 class _Started:
     """A worker that has been asked for and may not be ready yet."""
 
-    def __init__(self, nursery: Nursery, device: str | None, limits: WorkerLimits) -> None:
+    def __init__(self, fork_server: ForkServer, device: str | None, limits: WorkerLimits) -> None:
         self.device = device
-        self.board = Board()
+        self.page = CompletionPage()
         self.connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         settings = {
             "device": device,
@@ -55,10 +55,11 @@ class _Started:
         try:
             for end in (self.connection, theirs):
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BYTES)
-            self.child: Child = nursery.start(json.dumps(settings).encode(), [theirs.fileno(), self.board.descriptor])
+            handed = [theirs.fileno(), self.page.descriptor]
+            self.child: Child = fork_server.start(json.dumps(settings).encode(), handed)
         except BaseException:
             self.connection.close()
-            self.board.close()
+            self.page.close()
             raise
         finally:
             theirs.close()
@@ -66,29 +67,29 @@ class _Started:
     def ready(self, lost: Callable[[], None]) -> IsolatedBackend:
         """Wait for it. Raises BackendUnavailable; the worker is gone then."""
         try:
-            return IsolatedBackend(self.connection, self.child, self.board, READY_SECONDS, lost)
-        except (Garbage, OSError) as error:
+            return IsolatedBackend(self.connection, self.child, self.page, READY_SECONDS, lost)
+        except (ProtocolError, OSError) as error:
             raise BackendUnavailable(str(error) or "the worker does not start") from error
 
     def discard(self) -> None:
         self.child.close()
         self.connection.close()
-        self.board.close()
+        self.page.close()
 
 
-class IsolatingOpener:
-    """Opens the backend called `backend` in workers. One nursery serves all of them."""
+class WorkerLauncher:
+    """Opens the backend called `backend` in workers. One fork server serves all of them."""
 
     def __init__(self, backend: str, limits: WorkerLimits | None = None) -> None:
         self._backend = backend
         self._limits = limits if limits is not None else WorkerLimits()
-        self._nursery: Nursery | None = None
+        self._fork_server: ForkServer | None = None
         self._spare: _Started | None = None
         self._closed = False
 
     @property
-    def nursery(self) -> Nursery | None:
-        return self._nursery
+    def fork_server(self) -> ForkServer | None:
+        return self._fork_server
 
     def __call__(self, device: str | None = None) -> Backend:
         """A fresh worker, or the one that was made ready. Raises BackendUnavailable."""
@@ -101,39 +102,39 @@ class IsolatingOpener:
             spare.discard()
         try:
             return self._start(device).ready(lost)
-        except (NurseryLost, OSError) as error:
+        except (ForkServerLost, OSError) as error:
             raise BackendUnavailable(f"no worker can be started: {error}") from error
 
     def make_ready(self, device: str | None = None) -> None:
         """Start a worker for a coming call, as one was lost. Never waits and never fails."""
         if self._spare is None and not self._closed:
-            with contextlib.suppress(NurseryLost, OSError):
+            with contextlib.suppress(ForkServerLost, OSError):
                 self._spare = self._start(device)
 
     def _start(self, device: str | None) -> _Started:
-        if self._nursery is not None:
+        if self._fork_server is not None:
             try:
-                return _Started(self._nursery, device, self._limits)
-            except NurseryLost as error:
-                log.warning("starting another nursery: %s", error)
-                self._nursery.close()
-        self._nursery = Nursery.spawn("virtaccel.device.isolated.worker", self._backend)
-        return _Started(self._nursery, device, self._limits)
+                return _Started(self._fork_server, device, self._limits)
+            except ForkServerLost as error:
+                log.warning("starting another fork server: %s", error)
+                self._fork_server.close()
+        self._fork_server = ForkServer.spawn("virtaccel.device.isolated.worker", self._backend)
+        return _Started(self._fork_server, device, self._limits)
 
     def close(self) -> None:
-        """End the nursery and every worker."""
+        """End the fork server and every worker."""
         self._closed = True
         spare, self._spare = self._spare, None
         if spare is not None:
             spare.discard()
-        nursery, self._nursery = self._nursery, None
-        if nursery is not None:
-            nursery.close()
+        fork_server, self._fork_server = self._fork_server, None
+        if fork_server is not None:
+            fork_server.close()
 
 
 @functools.cache
-def _shared(backend: str) -> IsolatingOpener:
-    opener = IsolatingOpener(backend)
+def _shared(backend: str) -> WorkerLauncher:
+    opener = WorkerLauncher(backend)
     atexit.register(opener.close)
     return opener
 

@@ -93,17 +93,17 @@ class Answer(NamedTuple):
         return fixed + self.text.encode(errors="replace")[:TEXT_BYTES] if self.text else fixed
 
 
-class Garbage(Exception):
+class ProtocolError(Exception):
     """The worker says something that it never says."""
 
 
 def read_answer(data: bytes) -> Answer:
-    """Raises Garbage."""
+    """Raises ProtocolError."""
     if len(data) < ANSWER.size:
-        raise Garbage(f"a message of {len(data)} bytes")
+        raise ProtocolError(f"a message of {len(data)} bytes")
     kind, outcome, status, a, b, c, flag = ANSWER.unpack_from(data)
     if kind not in (Kind.REPLY, Kind.LOAD_ENDED, Kind.NEWS) or outcome > Outcome.BROKEN:
-        raise Garbage(f"a message of kind {kind}, outcome {outcome}")
+        raise ProtocolError(f"a message of kind {kind}, outcome {outcome}")
     text = data[ANSWER.size :].decode(errors="replace") if len(data) > ANSWER.size else ""
     return Answer(kind, outcome, status, a, b, c, bool(flag), text)
 
@@ -125,11 +125,11 @@ def unavailable(text: str) -> bytes:
 
 
 def read_greeting(data: bytes) -> Greeting | str:
-    """The greeting, or why there is none. Raises Garbage."""
+    """The greeting, or why there is none. Raises ProtocolError."""
     if data[:1] == bytes([Kind.UNAVAILABLE]):
         return data[1:].decode(errors="replace")
     if data[:1] != bytes([Kind.GREETING]):
-        raise Garbage("no greeting")
+        raise ProtocolError("no greeting")
     try:
         said: dict[str, Any] = json.loads(data[1:])
         device = said.pop("device")
@@ -138,7 +138,7 @@ def read_greeting(data: bytes) -> Greeting | str:
         info = DeviceInfo(uuid=uuid, limits=limits, **{name: int(value) for name, value in said.items()})
         return Greeting(info, device if isinstance(device, str) else None)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise Garbage(f"a greeting that cannot be read: {error}") from error
+        raise ProtocolError(f"a greeting that cannot be read: {error}") from error
 
 
 def pack_bindings(bindings: Sequence[tuple[int, int, int, int, int]]) -> bytes:

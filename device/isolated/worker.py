@@ -1,9 +1,9 @@
 """The worker: a backend behind a socket, for a daemon that runs no native code itself.
 
-Carries out one request after another and, in between, notes on the board which submissions have ended, so that asking
-for them costs the daemon nothing. While something runs the worker looks at it often at first and ever less often
-later, at most a millisecond apart, and at requests at once. Knows the contract, not the backend. The daemon is trusted:
-what it sends has been checked by the engine.
+Carries out one request after another and, in between, notes on the completion page which submissions have ended, so
+that asking for them costs the daemon nothing. While something runs the worker looks at it often at first and ever less
+often later, at most a millisecond apart, and at requests at once. Knows the contract, not the backend. The daemon is
+trusted: what it sends has been checked by the engine.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from virtaccel.device.backend import (
     SharesMemory,
 )
 from virtaccel.device.isolated import messages
+from virtaccel.device.isolated.completion_page import CompletionPage, Ending
 from virtaccel.device.isolated.messages import ANSWER, Answer, Greeting, Kind, Op, Outcome
-from virtaccel.device.isolated.shared import Board, Ending
 from virtaccel.device.wire import EventState, Status
 from virtaccel.processes import confine
 from virtaccel.processes.fork_server import Run
@@ -76,8 +76,8 @@ def find_opener(name: str) -> OpenBackend:
 
 
 def prepare(words: Sequence[str]) -> Run:
-    """For a nursery of workers: import the backend called `words[0]` and what it says it needs. A module whose backend
-    starts no thread by being imported may offer `preload`, which imports the rest."""
+    """For a fork server of workers: import the backend called `words[0]` and what it says it needs. A module whose
+    backend starts no thread by being imported may offer `preload`, which imports the rest."""
     name = words[0]
     try:
         opener = find_opener(name)
@@ -113,7 +113,7 @@ def _work(opener: OpenBackend, work: bytes, descriptors: list[int]) -> int:
         confine.filter_calls(files=True)
     confine.quick_sleeps()
     with contextlib.suppress(ConnectionError, EOFError):
-        Server(connection, Board(descriptors[1]), backend).run()
+        Server(connection, CompletionPage(descriptors[1]), backend).run()
     return 0  # native work that still runs ends with the process
 
 
@@ -131,9 +131,9 @@ class _Running(NamedTuple):
 class Server:
     """One backend for one daemon."""
 
-    def __init__(self, connection: socket.socket, board: Board, backend: Backend) -> None:
+    def __init__(self, connection: socket.socket, page: CompletionPage, backend: Backend) -> None:
         self._connection = connection
-        self._board = board
+        self._page = page
         self._backend = backend
         self._shared = cast(SharesMemory, backend)
         self._objects: dict[int, Handle] = {}
@@ -371,7 +371,7 @@ class Server:
         if not released:
             self._kept[slot] = event
         settled = state != EventState.CANCELLED and error not in _STOPS_LATER
-        if self._board.note(slot, turn, Ending(state, error, released, settled)):
+        if self._page.note(slot, turn, Ending(state, error, released, settled)):
             self._send(_NEWS)
 
     def _cancel_event(self, data: bytes) -> bytes | None:

@@ -8,7 +8,6 @@ by a seal (F_SEAL_SHRINK, which QEMU's memfd backend sets), so `require_sealed` 
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 import stat
@@ -16,6 +15,7 @@ from typing import NamedTuple
 
 from virtaccel.device.vhost_user.message import MemoryRegion
 from virtaccel.device.vhost_user.session import Refused
+from virtaccel.processes.sealed import is_sealed
 from virtaccel.virtqueue.memory import GuestMemory, Region, RegionError
 
 _ADVICE = tuple(
@@ -47,7 +47,7 @@ def map_region(region: MemoryRegion, fd: int, known: tuple[Mapped, ...], require
         raise Refused(f"the descriptor of a memory region is not a file: {NOT_SHARED}")
     if region.size == 0 or region.offset + region.size > status.st_size:
         raise Refused(f"{region.size} bytes at {region.offset} of a file of {status.st_size} bytes")
-    if require_sealed and not _sealed(fd):
+    if require_sealed and not is_sealed(fd):
         raise Refused("memory that its owner may shrink, and sealed memory is required (F_SEAL_SHRINK)")
     identity = (status.st_dev, status.st_ino, region.offset, region.size)
     for mapped in known:
@@ -69,13 +69,6 @@ def _map(region: MemoryRegion, fd: int, granule: int) -> memoryview:
     for advice in _ADVICE:
         whole.madvise(advice)
     return memoryview(whole)[region.offset - start :]
-
-
-def _sealed(fd: int) -> bool:
-    try:
-        return bool(fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK)
-    except OSError:
-        return False  # a file that cannot be sealed at all
 
 
 def table(mapped: tuple[Mapped, ...]) -> GuestMemory:

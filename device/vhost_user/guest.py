@@ -21,7 +21,7 @@ from virtaccel.device.engine import Health
 from virtaccel.device.loop import mapping
 from virtaccel.device.loop.events import Kick, Signal
 from virtaccel.device.loop.mapping import Mapped
-from virtaccel.device.ring_service import BATCH, Device, Worker
+from virtaccel.device.ring_service import BATCH, Device, RingService
 from virtaccel.device.vhost_user.message import MAX_MEMORY_SLOTS, MemoryRegion
 from virtaccel.device.vhost_user.session import Descriptors, Refused, RingSetup
 from virtaccel.virtqueue.chain import Chain
@@ -82,7 +82,7 @@ class ConnectedGuest:
         self._setup: RingSetup | None = None
         self._placement: Placement | None = None
         self._base = 0
-        self._worker: Worker | None = None
+        self._service: RingService | None = None
         self._queue: DeviceQueue | None = None
         self._before: DeviceQueue | None = None
         self._kick: Kick | None = None
@@ -154,8 +154,8 @@ class ConnectedGuest:
         if not chains:
             return
         self._log.warning("%d loads abandoned: the memory for their response is gone", len(chains))
-        if self._worker is not None:
-            self._worker.give_back(chains)
+        if self._service is not None:
+            self._service.give_back(chains)
 
     # -- the ring
 
@@ -206,7 +206,7 @@ class ConnectedGuest:
             self._queue.resume(self._before)
         self._before = None
         self._placement = at
-        self._worker = Worker(self._device.engine, self._queue, self._notify)
+        self._service = RingService(self._device.engine, self._queue, self._notify)
         self._want(True)
 
     def _mount_or_log(self) -> None:
@@ -220,22 +220,22 @@ class ConnectedGuest:
         if self._queue is not None:
             self._base = self._queue.last_available
             self._before = self._queue if self._device.engine.parked else None
-        self._worker = self._queue = None
+        self._service = self._queue = None
         self._want(False)
 
     # -- serving
 
     def service(self) -> None:
         """One bounded turn: give back loads that have ended, then serve what is available."""
-        worker = self._worker
-        if worker is None:
+        service = self._service
+        if service is None:
             return
         try:
             if self._device.engine.parked:
-                worker.completions()  # also those that ended while the ring stood still
-            more = worker.service(self._settings.turn)
+                service.completions()  # also those that ended while the ring stood still
+            more = service.service(self._settings.turn)
             if self._settings.poll and not more:
-                more = self._spin(worker)
+                more = self._spin(service)
         except RingError as error:
             self._ring_failed(error)
             return
@@ -250,7 +250,7 @@ class ConnectedGuest:
             self._again = again
             self._loop.again(self.service, again)
 
-    def _spin(self, worker: Worker) -> bool:
+    def _spin(self, service: RingService) -> bool:
         """Look for more chains for a while instead of waiting for a kick; whether to come back at once.
 
         Adapts: looking that finds nothing is soon given up, and tried again only now and then.
@@ -258,7 +258,7 @@ class ConnectedGuest:
         self._rounds += 1
         if not self._luck and self._rounds % _SELDOM:
             return False
-        queue, turn, clock = worker.queue, self._settings.turn, time.perf_counter
+        queue, turn, clock = service.queue, self._settings.turn, time.perf_counter
         found = False
         queue.disable_kicks()
         until = clock() + self._settings.poll
@@ -268,7 +268,7 @@ class ConnectedGuest:
                     self._luck = min(self._luck + 1, _MOST_LUCK) if found else max(self._luck - 1, 0)
                     return queue.enable_kicks()
             found = True
-            worker.service(turn)
+            service.service(turn)
             queue.disable_kicks()
             until = clock() + self._settings.poll
         self._luck = _MOST_LUCK
@@ -276,9 +276,9 @@ class ConnectedGuest:
 
     def loads_ended(self) -> None:
         """The backend has news. A ring that stands still gets its completions when it runs again."""
-        if self._worker is not None:
+        if self._service is not None:
             try:
-                self._worker.completions()
+                self._service.completions()
             except RingError as error:
                 self._ring_failed(error)
 
@@ -338,7 +338,7 @@ class ConnectedGuest:
                 os.close(fd)
                 raise Refused(f"kick descriptor: {error.strerror}") from error
             self._kick = kick
-        if self._worker is not None:
+        if self._service is not None:
             self._want(True)  # a kick on the old descriptor may have been lost
 
     def set_call(self, fd: int | None) -> None:

@@ -2,8 +2,8 @@
 
 Nothing here is a stand-in: frames go through descriptor chains in memory exactly as they would from a guest; only the
 notifications are left out, since whoever waits for an answer is the one to run the device. Composes the device through
-its public face (Device, Worker, backend entry points) and knows no command. Waiting blocks in the backend's own `wait`,
-so nothing spins.
+its public face (Device, RingService, backend entry points) and knows no command. Waiting blocks in the backend's own
+`wait`, so nothing spins.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import cast
 from virtaccel.device.backend import Backend, BackendUnavailable, OpenBackend
 from virtaccel.device.config import DeviceConfig, ResourcePolicy
 from virtaccel.device.errors import ConfigError
-from virtaccel.device.ring_service import Device, Worker
+from virtaccel.device.ring_service import Device, RingService
 from virtaccel.guest_tools.errors import Unavailable
 from virtaccel.guest_tools.transport.base import Completion, Config, Part, Shared, TransportError, decode_config
 from virtaccel.guest_tools.transport.raw import RawRing
@@ -103,7 +103,7 @@ class InProcessTransport:
         self._start()
 
     def _start(self) -> None:
-        self.worker = Worker(self.device.engine, self._queue, _nobody_to_notify)
+        self.service = RingService(self.device.engine, self._queue, _nobody_to_notify)
         # As in device.backend.RunsForItsCaller.
         self.expect_patience: Callable[[], None] = getattr(self.device.backend, "expect_patience", _nobody_to_notify)
 
@@ -125,7 +125,7 @@ class InProcessTransport:
         if published != self._served:
             self._served = published
             try:
-                while self.worker.serve():
+                while self.service.serve():
                     pass  # at most as often as the ring has room for a batch: nobody publishes meanwhile
             except RingError as error:
                 raise TransportError(f"the device stopped the ring: {error}") from error
@@ -139,7 +139,7 @@ class InProcessTransport:
         backend = self.device.backend
         backend.wait(seconds)
         backend.acknowledge()
-        self.worker.completions()
+        self.service.completions()
 
     def raw_ring(self) -> RawRing:
         """The ring laid bare, see transport/raw.py."""
@@ -148,7 +148,7 @@ class InProcessTransport:
     def _rest(self, seconds: float) -> None:
         """Run the device on a ring that somebody else writes."""
         try:
-            if not self.worker.service() and self.device.engine.parked:
+            if not self.service.service() and self.device.engine.parked:
                 self.pause(min(seconds, LONGEST_WAIT_SECONDS))
         except RingError as error:
             raise TransportError(f"the device stopped the ring: {error}") from error

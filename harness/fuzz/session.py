@@ -3,8 +3,9 @@
 An input is a list of records, one move each: a command with operands chosen among what is alive, dead or of another
 kind, a damaged frame, a fault armed in the backend, a submission or a load that ends, a reset. After every move the
 answer must be the model's; in this process also the engine's counts and charges and what the backend still holds must
-be the model's sums, and an audit between engine and backend must have seen no breach of the contract. Against somebody
-else's device only what a guest sees can be held to the model, and what is left open by the standard is left open.
+be the model's sums, and a contract checker between engine and backend must have seen no breach of the contract. Against
+somebody else's device only what a guest sees can be held to the model, and what is left open by the standard is left
+open.
 """
 
 from __future__ import annotations

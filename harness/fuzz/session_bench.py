@@ -18,7 +18,7 @@ from virtaccel.device.ring_service import Device
 from virtaccel.device.wire import Status
 from virtaccel.guest_tools.transport.base import Transport
 from virtaccel.harness.conformance.protocol_programs import SAMPLES
-from virtaccel.harness.fuzz.audit import Audit
+from virtaccel.harness.fuzz.contract_checker import ContractChecker
 from virtaccel.harness.fuzz.frame import quiet
 from virtaccel.harness.fuzz.session_model import Bounds
 from virtaccel.harness.fuzz.target import Finding
@@ -66,7 +66,7 @@ def reference_kind(operand: int, resident: int) -> Kind:
 
 
 class LocalBench:
-    """A device over an audited reference backend that ends nothing by itself."""
+    """A device over an checked reference backend that ends nothing by itself."""
 
     def __init__(self) -> None:
         self.script = Script(immediate=False)
@@ -81,12 +81,12 @@ class LocalBench:
         self.view = memoryview(self.out)
         self.armed: dict[str, Fault] = {}
 
-    def _fresh(self) -> Audit:
+    def _fresh(self) -> ContractChecker:
         self.reference = Reference(_INFO, self.script)
-        self.backend = Audit(self.reference)
+        self.backend = ContractChecker(self.reference)
         return self.backend
 
-    def _open(self) -> Audit:
+    def _open(self) -> ContractChecker:
         return self.backend if not self.backend.closed else self._fresh()
 
     def send(self, frame: bytes, capacity: int, out: memoryview | None = None) -> Reply:

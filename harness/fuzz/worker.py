@@ -111,7 +111,7 @@ def _follow_coverage(order: Order, watcher: Watcher) -> None:
     import atheris
 
     with atheris.instrument_imports(include=["virtaccel.device", "virtaccel.virtqueue", "virtaccel.tosa_graph"]):
-        for name in ("device.worker", "device.vhost_user.server", "virtqueue.driver", "tosa_graph.validate"):
+        for name in ("device.ring_service", "device.vhost_user.server", "virtqueue.driver", "tosa_graph.validate"):
             __import__(f"virtaccel.{name}")
     target: Target = make(order.target, order.via)
     tally = Tally()

@@ -13,7 +13,7 @@ from typing import Final
 
 
 class Shared(IntEnum):
-    """Words that the conductor writes. The two counts of kills go up before and after each kill, so that nobody who
+    """Words that the runner writes. The two counts of kills go up before and after each kill, so that nobody who
     reads them in between takes a kill for one that is over."""
 
     REST = 0

@@ -100,7 +100,7 @@ def maps(process: int, name: str) -> int:
 
 
 def gone(process: int) -> bool:
-    """Whether it has ended, buried or not."""
+    """Whether it has ended, reaped or not."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
     except OSError:

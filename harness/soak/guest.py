@@ -97,7 +97,7 @@ class Guest:
         self._steps, self._weights = zip(*table, strict=True)
 
     def live(self) -> None:
-        """Until the conductor says stop, or has gone."""
+        """Until the runner says stop, or has gone."""
         parent = os.getppid()
         while not self._board.get(Shared.STOP) and os.getppid() == parent:
             asked = self._board.get(Shared.REST)

@@ -30,7 +30,7 @@ from virtaccel.device.backend import (
     Segments,
     SubmitOutcome,
 )
-from virtaccel.device.isolated.launcher import IsolatingOpener
+from virtaccel.device.isolated.launcher import WorkerLauncher
 from virtaccel.device.reference import INFO, Reference, Refuse, Script
 from virtaccel.device.wire import EventState, Status
 from virtaccel.harness.conformance.backend_bench import Subject, slow_tosa
@@ -38,7 +38,7 @@ from virtaccel.harness.conformance.backend_cases import CASES
 from virtaccel.harness.conformance.backend_suite import run_case
 from virtaccel.harness.conformance.protocol_programs import REFERENCE_XOR
 from virtaccel.harness.conformance.protocol_suite import FAILED, NOT_SHOWN, PASSED
-from virtaccel.harness.fuzz.audit import Audit
+from virtaccel.harness.fuzz.contract_checker import ContractChecker
 
 METHODS = (
     "create_context",
@@ -101,12 +101,12 @@ def let_end(backend: Any) -> None:
 
 
 HELD: dict[str, Any] = {"slow": REFERENCE_XOR, "let_end": let_end, "deadlines": False}
-_isolating: list[IsolatingOpener] = []
+_isolating: list[WorkerLauncher] = []
 
 
 def open_isolated() -> Backend:
     if not _isolating:
-        _isolating.append(IsolatingOpener("openvino"))
+        _isolating.append(WorkerLauncher("openvino"))
     return _isolating[0]("CPU")
 
 
@@ -258,20 +258,20 @@ def test_a_broken_promise_is_found(breaker: Callable[[], Backend]) -> None:
 
 def test_the_suite_itself_keeps_the_engines_half() -> None:
     """It uses no handle that is not alive, releases none twice, and asks nothing of a backend that is closed."""
-    audits: list[Audit] = []
+    checkers: list[ContractChecker] = []
 
-    def audited() -> Backend:
-        audits.append(Audit(Held()))
-        return audits[-1]
+    def checked() -> Backend:
+        checkers.append(ContractChecker(Held()))
+        return checkers[-1]
 
-    def end(audit: Any) -> None:
-        audit.backend.complete()
+    def end(checker: Any) -> None:
+        checker.backend.complete()
 
-    subject = Subject(audited, slow=REFERENCE_XOR, let_end=end, deadlines=False)
+    subject = Subject(checked, slow=REFERENCE_XOR, let_end=end, deadlines=False)
     for case in CASES:
         assert run_case(subject, case).outcome in (PASSED, NOT_SHOWN)
     # The one thing that an engine would not ask, and a backend still has to answer.
-    assert {audit.breach for audit in audits} <= {None, "an event known to be terminal was cancelled"}
+    assert {checker.breach for checker in checkers} <= {None, "an event known to be terminal was cancelled"}
 
 
 def test_command_line() -> None:

@@ -12,7 +12,7 @@ from rings import RawRing
 
 from virtaccel.device.engine import Health
 from virtaccel.device.reference import Reference, Script
-from virtaccel.device.ring_service import Device, Worker
+from virtaccel.device.ring_service import Device, RingService
 from virtaccel.virtqueue.split import DeviceQueue, RingError
 
 INFO_FRAME = request(CODES["GET_DEVICE_INFO"], request_id=5)
@@ -20,7 +20,7 @@ INFO_FRAME = request(CODES["GET_DEVICE_INFO"], request_id=5)
 
 def test_an_idle_service_does_nothing_and_enables_kicks() -> None:
     ring = CommandRing(Reference)
-    assert not ring.worker.service()
+    assert not ring.service.service()
     assert ring.notified == 0
     assert ring.driver.should_kick()
 
@@ -29,9 +29,9 @@ def test_a_full_turn_leaves_kicks_off() -> None:
     ring = CommandRing(Reference, size=16)
     for _ in range(5):
         ring.publish(INFO_FRAME, writable=(92,))
-    assert ring.worker.service(5)
+    assert ring.service.service(5)
     assert not ring.driver.should_kick(), "the caller comes back anyway"
-    assert not ring.worker.service(5)
+    assert not ring.service.service(5)
     assert ring.driver.should_kick()
 
 
@@ -48,20 +48,20 @@ def test_work_that_arrives_while_kicks_are_being_enabled_is_announced() -> None:
             ring.publish(INFO_FRAME, writable=(92,))
             return enable()
 
-    ring.worker.queue = Late()  # type: ignore[assignment]
-    assert ring.worker.service()
+    ring.service.queue = Late()  # type: ignore[assignment]
+    assert ring.service.service()
 
 
 def test_more_commands_than_the_ring_and_its_indices_hold() -> None:
     """70,000 commands, so that both 16-bit indices wrap."""
     ring = CommandRing(Reference, size=8)
-    driver, worker, memory = ring.driver, ring.worker, ring.memory
+    driver, service, memory = ring.driver, ring.service, ring.memory
     place = ring.spare
     memory[place : place + 16] = INFO_FRAME
     for number in range(1, 70_001):
         memory[place + 8 : place + 16] = u64(number)
         driver.publish([(BASE + place, 16)], [(BASE + place + 64, 92)])
-        worker.service()
+        service.service()
         used = driver.collect()
         assert used is not None
         assert used.written == 92
@@ -72,18 +72,18 @@ def test_ring_error_after_good_work_is_notified_and_stops_the_ring_only() -> Non
     raw = RawRing(8)
     device = Device(Reference)
     notified = []
-    worker = Worker(device.engine, raw.device(), lambda: notified.append(1))
+    service = RingService(device.engine, raw.device(), lambda: notified.append(1))
     raw.good(0, 16, 92)
     offset = len(raw.buffer) // 2
     raw.buffer[offset : offset + 16] = INFO_FRAME
     raw.offer(0)
-    worker.service()
+    service.service()
     assert raw.used() == [(0, 92)]
     raw.set_available_index(raw.index + 9)
     with pytest.raises(RingError):
-        worker.service()
+        service.service()
     with pytest.raises(RingError):
-        worker.service()
+        service.service()
     assert notified == [1]
     assert device.health is Health.RUNNING
 
@@ -95,14 +95,14 @@ def test_completion_of_a_load_notifies_once() -> None:
     for number in (2, 3):
         ring.publish(request(CODES["LOAD_PROGRAM"], load(context, XOR.pack()), number))
     notified = ring.notified
-    ring.worker.service()
+    ring.service.service()
     assert ring.notified == notified, "nothing came back yet"
     backend = ring.device.backend
     assert isinstance(backend, Reference)
     backend.finish_load()
-    assert ring.worker.completions() == 2
+    assert ring.service.completions() == 2
     assert ring.notified == notified + 1
-    assert ring.worker.completions() == 0
+    assert ring.service.completions() == 0
     responses = [ring.collect(), ring.collect()]
     assert [response.status for response in responses if response] == [OK, OK]
 
@@ -129,7 +129,7 @@ def test_every_response_agrees_with_one_reading_of_a_frame_that_changes() -> Non
     try:
         for _ in range(5000):
             ring.driver.publish([(BASE + place, len(frame))], [(BASE + place + 256, 64)])
-            ring.worker.service()
+            ring.service.service()
             used = ring.driver.collect()
             assert used is not None
             assert used.written == 16
@@ -147,18 +147,18 @@ def test_load_parked_over_a_pause_ends_on_the_queue_that_resumes() -> None:
     ring = CommandRing(lambda: Reference(script=script))
     context = int.from_bytes(ring.exchange(request(CODES["CREATE_CONTEXT"], bytes(8), 1)).payload, "little")
     ring.publish(request(CODES["LOAD_PROGRAM"], load(context, XOR.pack()), 2))
-    ring.worker.service()
+    ring.service.service()
     before = ring.queue
     places = ring.driver.addresses
     assert places is not None
     after = DeviceQueue(ring.guest, ring.driver.size, *places, ring.limit, last_available=before.last_available)
     after.resume(before)
     assert after.outstanding == 1
-    ring.worker = Worker(ring.device.engine, after, lambda: None)
+    ring.service = RingService(ring.device.engine, after, lambda: None)
     backend = ring.device.backend
     assert isinstance(backend, Reference)
     backend.finish_load()
-    assert ring.worker.completions() == 1
+    assert ring.service.completions() == 1
     response = ring.collect()
     assert response is not None
     assert (response.status, response.raw[8], after.outstanding) == (OK, 2, 0)

@@ -88,7 +88,7 @@ class Replay:
 
     def step(self, step: dict[str, Any]) -> None:
         self.publish(step)
-        self.ring.worker.service()
+        self.ring.service.service()
         self.compare(step, self.ring.collect())
 
     def steps(self, *request_ids: int) -> None:
@@ -133,7 +133,7 @@ def replay_backpressure(replay: Replay) -> None:
     replay.publish(first)
     with pytest.raises(Backpressure):
         replay.publish(second)
-    replay.ring.worker.service()
+    replay.ring.service.service()
     replay.compare(first, replay.ring.collect())
     replay.step(second)
 
@@ -147,7 +147,7 @@ def replay_notification_suppression(replay: Replay) -> None:
     assert not ring.driver.should_kick()
     assert ring.queue.enable_kicks(), "what came without a kick must be noticed"
     ring.driver.disable_interrupts()
-    ring.worker.service()
+    ring.service.service()
     assert ring.notified == 0
     replay.compare(step, ring.collect())
 

@@ -35,7 +35,7 @@ from rings import DATA, INDIRECT, NEXT, WRITE, RawRing
 
 from virtaccel.device.engine import Health
 from virtaccel.device.reference import INFO, Doubt, Reference, Script
-from virtaccel.device.ring_service import Device, Worker
+from virtaccel.device.ring_service import Device, RingService
 from virtaccel.device.wire import Status
 from virtaccel.virtqueue.chain import Chain
 from virtaccel.virtqueue.driver import Backpressure
@@ -108,13 +108,13 @@ def test_vq_004_005_006_broken_topology_and_the_next_chain(name: str, place: obj
     raw.buffer[DATA - 0x4000_0000 :] = bytes([CANARY]) * (len(raw.buffer) - (DATA - 0x4000_0000))
     script = Script()
     device = Device(lambda: Reference(script=script))
-    worker = Worker(device.engine, raw.device(), lambda: None)
+    service = RingService(device.engine, raw.device(), lambda: None)
     place(raw)  # type: ignore[operator]
     raw.good(4, 24, 24)
     offset = DATA - 0x4000_0000
     raw.buffer[offset : offset + 24] = request(CODES["CREATE_CONTEXT"], bytes(8), 1)
     raw.offer(0, 4)
-    worker.service()
+    service.service()
     assert raw.used() == [(0, 0), (4, 24)]
     assert list(script.calls) == ["create_context"]
 
@@ -185,15 +185,15 @@ def test_vq_014_responses_out_of_publication_order() -> None:
     slow = made.publish(request(CODES["LOAD_PROGRAM"], load(context, XOR.pack()), 2))
     for number in (3, 4):
         made.publish(request(CODES["GET_DEVICE_INFO"], request_id=number))
-    made.worker.service()
+    made.service.service()
     assert [made.collect().raw[8] for _ in range(2)] == [3, 4]  # type: ignore[union-attr]
     assert made.collect() is None
     assert made.untouched(slow)
-    assert made.worker.completions() == 0, "still loading"
+    assert made.service.completions() == 0, "still loading"
     backend = made.device.backend
     assert isinstance(backend, Reference)
     backend.finish_load()
-    assert made.worker.completions() == 1
+    assert made.service.completions() == 1
     response = made.collect()
     assert response is not None
     assert (response.status, response.raw[8]) == (OK, 2)
@@ -218,7 +218,7 @@ def test_vq_016_a_full_queue_is_backpressure_and_no_status() -> None:
     made.publish(INFO_FRAME)
     with pytest.raises(Backpressure):
         made.publish(INFO_FRAME)
-    made.worker.service()
+    made.service.service()
     for _ in range(2):
         response = made.collect()
         assert response is not None
@@ -233,7 +233,7 @@ def test_vq_017_suppression_loses_no_work() -> None:
     made.publish(INFO_FRAME)
     assert not made.driver.should_kick()
     assert made.queue.enable_kicks()
-    made.worker.service()
+    made.service.service()
     assert made.notified == 0
     assert made.driver.enable_interrupts()
     assert made.collect() is not None
@@ -243,10 +243,10 @@ def test_vq_017_one_interrupt_for_a_batch_and_bounded_turns() -> None:
     made = ring(size=64)
     for _ in range(20):
         made.publish(INFO_FRAME, writable=(92,))
-    assert made.worker.service(8), "more is waiting"
+    assert made.service.service(8), "more is waiting"
     assert made.notified == 1
-    assert made.worker.service(8)
-    assert not made.worker.service(8)
+    assert made.service.service(8)
+    assert not made.service.service(8)
     assert made.notified == 3
     assert sum(made.collect() is not None for _ in range(21)) == 20
 
@@ -257,15 +257,15 @@ def test_vq_018_no_late_writes_after_a_reset() -> None:
     made = ring(script)
     context = int.from_bytes(made.exchange(request(CODES["CREATE_CONTEXT"], bytes(8), 1)).payload, "little")
     parked = made.publish(request(CODES["LOAD_PROGRAM"], load(context, XOR.pack()), 2))
-    made.worker.service()
+    made.service.service()
     unserved = made.publish(INFO_FRAME)
-    old_worker, old_backend = made.worker, made.device.backend
+    old_service, old_backend = made.service, made.device.backend
     assert isinstance(old_backend, Reference)
     report = made.reset()
     assert report.abandoned_loads == 1
     assert not report.discard
     old_backend.finish_load()
-    assert old_worker.completions() == made.worker.completions() == 0
+    assert old_service.completions() == made.service.completions() == 0
     assert made.collect() is None
     assert made.untouched(parked)
     assert made.untouched(unserved)

@@ -104,7 +104,7 @@ FAULTS = {
         "vhost", "device.vhost_user.guest", (("                os.close(fd)\n                raise Refused(f\"kick", "                raise Refused(f\"kick"),)
     ),
     "mapping-leak": Fault(
-        "vhost", "device.vhost_user.mapping",
+        "vhost", "device.loop.mapping",
         (("    return memoryview(whole)[region.offset - start :]", "    _KEPT.append(whole)\n    return memoryview(whole)[region.offset - start :]"),
          ('NOT_SHARED = "', '_KEPT: list[object] = []\nNOT_SHARED = "')),
     ),

@@ -259,7 +259,7 @@ def test_commands_after_close_fail(rig: Open) -> None:
 def test_device_that_breaks_the_ring_is_noticed(rig: Open) -> None:
     one = rig()
     one.session.start(one.client.create_context())
-    one.transport.worker.service()
+    one.transport.service.service()
     used = one.transport.ring.placement.used - one.transport.ring.placement.descriptors
     block = one.transport._memory.regions[0].view
     last = int.from_bytes(block[used + 2 : used + 4], "little")

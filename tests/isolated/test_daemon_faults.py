@@ -105,8 +105,8 @@ def direct(process: int) -> list[int]:
 
 
 def workers(daemon: Daemon) -> list[int]:
-    (nursery,) = direct(daemon.process.pid)
-    return direct(nursery)
+    (fork_server,) = direct(daemon.process.pid)
+    return direct(fork_server)
 
 
 def gone(processes: object, seconds: float = 10.0) -> None:
@@ -247,13 +247,13 @@ def _after_reset(pair: Pair, which: int, lost: Accelerator) -> Accelerator:
     return pair.open(which)
 
 
-def test_a_killed_nursery_loses_every_worker_and_each_guest_gets_another(pair: Pair) -> None:
+def test_a_killed_fork_server_loses_every_worker_and_each_guest_gets_another(pair: Pair) -> None:
     devices = [pair.open(0), pair.open(1)]
     for device in devices:
         right(device, 40.0)
-    (nursery,) = direct(pair.daemon.process.pid)
-    below = children(nursery)
-    os.kill(nursery, signal.SIGKILL)
+    (fork_server,) = direct(pair.daemon.process.pid)
+    below = children(fork_server)
+    os.kill(fork_server, signal.SIGKILL)
     gone(below)
     for which, device in enumerate(devices):
         with pytest.raises((DeviceError, ModelError)):
@@ -281,13 +281,13 @@ def test_a_worker_killed_while_it_loads_answers_for_the_load(pair: Pair) -> None
     again.close()
 
 
-def test_a_worker_whose_nursery_is_killed_is_replaced(pair: Pair) -> None:
+def test_a_worker_whose_fork_server_is_killed_is_replaced(pair: Pair) -> None:
     """A confined worker can start no other: at its next load it is lost, and the one after the reset has its own."""
     device = pair.open(0)
     right(device, 510.0)
     for worker in workers(pair.daemon):
-        for nursery in direct(worker):
-            os.kill(nursery, signal.SIGKILL)
+        for fork_server in direct(worker):
+            os.kill(fork_server, signal.SIGKILL)
     statuses: list[int] = []
     for salt in (511.0, 512.0):
         _offer(device, named("x", salt), statuses)
@@ -335,8 +335,8 @@ def test_killed_sandboxes_under_load_cost_their_loads(pair: Pair) -> None:
 
 
 def _sandboxes(daemon: Daemon) -> list[int]:
-    """Children of the nurseries of workers."""
-    return [sandbox for worker in workers(daemon) for nursery in direct(worker) for sandbox in direct(nursery)]
+    """Children of the fork servers of workers."""
+    return [sandbox for worker in workers(daemon) for fork_server in direct(worker) for sandbox in direct(fork_server)]
 
 
 def test_a_killed_daemon_leaves_no_process(tmp_path: Path) -> None:
@@ -346,7 +346,7 @@ def test_a_killed_daemon_leaves_no_process(tmp_path: Path) -> None:
         run.write([np.ones((1, 512, 512), np.float32)])
         run.submit()
         below = children(daemon.process.pid)
-        assert len(below) >= 3, "nursery, worker, its nursery"
+        assert len(below) >= 3, "fork server, worker, its fork server"
         daemon.kill()
         gone(below)
         device.session.transport.close()

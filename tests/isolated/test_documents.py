@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 DOCUMENTS = ("isolation.md", "threat-model.md")
-CODE = ("device", "virtqueue", "tosa_graph", "backend_openvino")
+CODE = ("backend_openvino", "device", "processes", "tosa_graph", "virtqueue")
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

@@ -29,12 +29,14 @@ from virtaccel.device.backend import (
     ReleaseIndeterminate,
     ReleaseRejected,
 )
-from virtaccel.device.isolated import IsolatingOpener
+from virtaccel.device.isolated import WorkerLauncher
 from virtaccel.device.isolated import backend as isolated
 from virtaccel.device.isolated.backend import IsolatedBackend
-from virtaccel.device.isolated.shared import SLOTS, Board, Ending, Garbled, Mapping, is_sealed, sealed_file
+from virtaccel.device.isolated.completion_page import SLOTS, CompletionPage, Ending
+from virtaccel.device.isolated.messages import ProtocolError
 from virtaccel.device.reference import FORMAT, Operation, Program
 from virtaccel.device.wire import Access, EventState, Status
+from virtaccel.processes.sealed import Mapping, is_sealed, sealed_file
 
 COMPLETE = Polled(EventState.COMPLETE, Status.OK)
 CANCELLED = Polled(EventState.CANCELLED, Status.OK)
@@ -122,10 +124,10 @@ def test_a_program_runs_in_the_memory_that_both_have(backend: IsolatedBackend) -
     assert backend.destroy_context(room.context) is RELEASED
 
 
-def test_the_process_of_the_daemon_runs_nothing_itself(backend: IsolatedBackend, opener: IsolatingOpener) -> None:
+def test_the_process_of_the_daemon_runs_nothing_itself(backend: IsolatedBackend, opener: WorkerLauncher) -> None:
     room = Room(backend)
     worker = backend._process.born(1.0)  # type: ignore[attr-defined]
-    assert worker not in (os.getpid(), opener.nursery.pid if opener.nursery else 0)
+    assert worker not in (os.getpid(), opener.fork_server.pid if opener.fork_server else 0)
     before = Path(f"/proc/{worker}/stat").read_text().split()[13]
     for _ in range(2000):
         backend.destroy_event(_finished(backend, room))
@@ -304,7 +306,7 @@ def test_an_abandoned_load_is_forgotten_however_it_stands(backend: IsolatedBacke
         (LOSE, "its device is lost"),
     ],
 )
-def test_a_worker_that_goes_wrong_is_a_lost_device(opener: IsolatingOpener, operand: int, says: str) -> None:
+def test_a_worker_that_goes_wrong_is_a_lost_device(opener: WorkerLauncher, operand: int, says: str) -> None:
     backend = opener()
     assert isinstance(backend, IsolatedBackend)
     room = Room(backend, operand)
@@ -331,7 +333,7 @@ def gone(process: int, seconds: float = 10.0) -> None:
         time.sleep(0.01)
 
 
-def test_a_worker_that_hangs_is_given_up(opener: IsolatingOpener, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_hangs_is_given_up(opener: WorkerLauncher, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(isolated, "ANSWER_SECONDS", 0.3)
     backend = opener()
     assert isinstance(backend, IsolatedBackend)
@@ -343,7 +345,7 @@ def test_a_worker_that_hangs_is_given_up(opener: IsolatingOpener, monkeypatch: p
     backend.close()
 
 
-def test_a_killed_worker_is_noticed_by_those_who_wait_and_by_those_who_poll(opener: IsolatingOpener) -> None:
+def test_a_killed_worker_is_noticed_by_those_who_wait_and_by_those_who_poll(opener: WorkerLauncher) -> None:
     for watch in (True, False):
         backend = opener()
         assert isinstance(backend, IsolatedBackend)
@@ -367,12 +369,12 @@ def test_a_killed_worker_is_noticed_by_those_who_wait_and_by_those_who_poll(open
         backend.close()
 
 
-def test_the_nursery_takes_its_workers_along_and_another_is_started(opener: IsolatingOpener) -> None:
+def test_the_fork_server_takes_its_workers_along_and_another_is_started(opener: WorkerLauncher) -> None:
     backend = opener()
     assert isinstance(backend, IsolatedBackend)
     process = backend._process.born(1.0)  # type: ignore[attr-defined]
-    assert opener.nursery is not None
-    os.kill(opener.nursery.pid, signal.SIGKILL)
+    assert opener.fork_server is not None
+    os.kill(opener.fork_server.pid, signal.SIGKILL)
     gone(process)
     assert "gone" in lost(backend)
     backend.close()
@@ -383,7 +385,7 @@ def test_the_nursery_takes_its_workers_along_and_another_is_started(opener: Isol
 
 
 @pytest.mark.parametrize("say", [b"", b"x", bytes(29), b"\x03" + b"\xff" * 28, b"\x09" * 29])
-def test_nonsense_from_a_worker_is_a_lost_device(opener: IsolatingOpener, say: bytes) -> None:
+def test_nonsense_from_a_worker_is_a_lost_device(opener: WorkerLauncher, say: bytes) -> None:
     """Its side of the socket, in other hands."""
     import socket
 
@@ -400,12 +402,12 @@ def test_nonsense_from_a_worker_is_a_lost_device(opener: IsolatingOpener, say: b
     backend.close()
 
 
-def test_a_board_that_says_what_cannot_be_is_a_lost_device(opener: IsolatingOpener) -> None:
+def test_a_board_that_says_what_cannot_be_is_a_lost_device(opener: WorkerLauncher) -> None:
     backend = opener()
     assert isinstance(backend, IsolatedBackend)
     room = Room(backend, PEND)
     event = room.submit()
-    backend._board._words[event.slot] = event.turn << 32 | 9 << 16  # type: ignore[attr-defined]
+    backend._page._words[event.slot] = event.turn << 32 | 9 << 16  # type: ignore[attr-defined]
     with pytest.raises(BackendError) as caught:
         backend.poll_event(event)
     assert caught.value.status is Status.DEVICE_LOST
@@ -413,7 +415,7 @@ def test_a_board_that_says_what_cannot_be_is_a_lost_device(opener: IsolatingOpen
 
 
 @pytest.mark.parametrize(("device", "says"), [("none", "there is no such device"), ("crash", "signal 6")])
-def test_a_backend_that_cannot_be_opened_says_why(opener: IsolatingOpener, device: str, says: str) -> None:
+def test_a_backend_that_cannot_be_opened_says_why(opener: WorkerLauncher, device: str, says: str) -> None:
     with pytest.raises(BackendUnavailable, match=says):
         opener(device)
 
@@ -423,13 +425,13 @@ def test_a_backend_that_cannot_be_opened_says_why(opener: IsolatingOpener, devic
     [("shared_reference:open_private", "cannot be shared"), ("no_such_module:x", "no_such_module"), ("zzz", "zzz")],
 )
 def test_what_cannot_be_isolated_says_why(support_on_path: None, backend_name: str, says: str) -> None:
-    made = IsolatingOpener(backend_name)
+    made = WorkerLauncher(backend_name)
     with pytest.raises(BackendUnavailable, match=says):
         made()
     made.close()
 
 
-def test_nothing_is_left_of_backends_that_were_closed(opener: IsolatingOpener) -> None:
+def test_nothing_is_left_of_backends_that_were_closed(opener: WorkerLauncher) -> None:
     opener().close()
     before = len(os.listdir("/proc/self/fd"))
     processes = []
@@ -446,7 +448,7 @@ def test_nothing_is_left_of_backends_that_were_closed(opener: IsolatingOpener) -
         gone(process)
 
 
-def test_another_worker_is_made_ready_when_one_is_lost(opener: IsolatingOpener) -> None:
+def test_another_worker_is_made_ready_when_one_is_lost(opener: WorkerLauncher) -> None:
     backend = opener()
     assert isinstance(backend, IsolatedBackend)
     os.kill(backend._process.born(1.0), signal.SIGKILL)  # type: ignore[attr-defined]
@@ -484,19 +486,19 @@ def test_memory_that_is_shared_cannot_shrink() -> None:
 
 
 def test_words_on_the_board() -> None:
-    board = Board()
-    assert board.look(5, 1) is None
+    page = CompletionPage()
+    assert page.look(5, 1) is None
     for turn, ending in enumerate(
         (Ending(1, 0, True, True), Ending(2, 8, False, False), Ending(3, 0, True, False)), start=7
     ):
-        assert not board.note(5, turn, ending)
-        assert board.look(5, turn) == ending
-        assert board.look(5, turn + 1) is None
-    board.tell(True)
-    assert board.note(SLOTS - 1, 0xFFFFFFFF, Ending(1, 0, True, True))
+        assert not page.note(5, turn, ending)
+        assert page.look(5, turn) == ending
+        assert page.look(5, turn + 1) is None
+    page.tell(True)
+    assert page.note(SLOTS - 1, 0xFFFFFFFF, Ending(1, 0, True, True))
     for word in (0, 4 << 16, 1 << 16 | 12, 1 << 26 | 1 << 16):
-        board._words[9] = 3 << 32 | word
-        with pytest.raises(Garbled):
-            board.look(9, 3)
-    board.close()
+        page._words[9] = 3 << 32 | word
+        with pytest.raises(ProtocolError):
+            page.look(9, 3)
+    page.close()
 

@@ -1,7 +1,7 @@
 """Programs compiled in processes of their own: the same answers, and what goes wrong there is the end of one load.
 
 Crashes, hangs and hunger are injected (sandbox.FAULTS_SWITCH): no graph is known that makes the compiler do it. That a
-crash of the compiler itself is contained is shown with a model that does crash it, in test_nursery.py.
+crash of the compiler itself is contained is shown with a model that does crash it, in test_fork_server.py.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MODELS = ["face_detection_short_range", "hand_landmark_lite"]
 
 
 def make_sandbox(seconds: float, memory: int) -> Iterator[Sandbox]:
-    os.environ[sandboxes.FAULTS_SWITCH] = "1"  # nurseries take the environment along when they begin
+    os.environ[sandboxes.FAULTS_SWITCH] = "1"  # fork servers take the environment along when they begin
     made = Sandbox(Bounds(seconds, memory))
     yield made
     os.environ.pop(sandboxes.FAULTS_SWITCH, None)
@@ -181,13 +181,13 @@ def test_an_abandoned_load_frees_the_compiler_at_once(room: EngineRoom) -> None:
     assert time.monotonic() - began < 25, "less than the 30 s that the abandoned one might have taken"
 
 
-def test_a_killed_sandbox_and_a_killed_nursery_cost_one_load_each(sandbox: Sandbox, room: EngineRoom) -> None:
-    for victim in ("sandbox", "nursery"):
+def test_a_killed_sandbox_and_a_killed_fork_server_cost_one_load_each(sandbox: Sandbox, room: EngineRoom) -> None:
+    for victim in ("sandbox", "fork server"):
         outcome = room.backend.load_program(room.context, artifact(named("fault:hang", float(len(victim)))))
         assert isinstance(outcome, Loading)
-        nursery = sandbox._nursery.pid
-        process = child_of(nursery)
-        os.kill(process if victim == "sandbox" else nursery, signal.SIGKILL)
+        fork_server = sandbox._fork_server.pid
+        process = child_of(fork_server)
+        os.kill(process if victim == "sandbox" else fork_server, signal.SIGKILL)
         while not select.select([room.backend.fileno()], [], [], 30.0)[0]:
             pass
         with pytest.raises(BackendError) as caught:
@@ -197,10 +197,10 @@ def test_a_killed_sandbox_and_a_killed_nursery_cost_one_load_each(sandbox: Sandb
         works(room, 6.0 + len(victim))
 
 
-def child_of(nursery: int, seconds: float = 60.0) -> int:
+def child_of(fork_server: int, seconds: float = 60.0) -> int:
     until = time.monotonic() + seconds
     while time.monotonic() < until:
-        found = subprocess.run(["ps", "--ppid", str(nursery), "-o", "pid="], capture_output=True, text=True).stdout
+        found = subprocess.run(["ps", "--ppid", str(fork_server), "-o", "pid="], capture_output=True, text=True).stdout
         if found.split():
             return int(found.split()[0])
         time.sleep(0.02)
@@ -215,7 +215,7 @@ def test_nothing_is_left_of_many_loads(sandbox: Sandbox, room: EngineRoom) -> No
         refused(room, named("fault:crash", float(number)))
     assert len(os.listdir("/proc/self/fd")) <= before
     left = subprocess.run(
-        ["ps", "--ppid", str(sandbox._nursery.pid), "-o", "pid="], capture_output=True, text=True
+        ["ps", "--ppid", str(sandbox._fork_server.pid), "-o", "pid="], capture_output=True, text=True
     ).stdout
     assert not left.split()
 
@@ -244,7 +244,7 @@ def test_the_sandbox_is_confined(sandbox: Sandbox, room: EngineRoom) -> None:
     """Looked at from outside while one hangs: filter, no descriptors but its own, limits."""
     outcome = room.backend.load_program(room.context, artifact(named("fault:hang", 60.0)))
     assert isinstance(outcome, Loading)
-    process = child_of(sandbox._nursery.pid)
+    process = child_of(sandbox._fork_server.pid)
     until = time.monotonic() + 30
     while _status(process, "Seccomp") != "2" and time.monotonic() < until:
         time.sleep(0.02)
@@ -296,7 +296,7 @@ def test_importing_the_runtime_here_starts_no_thread_and_reports_to_nobody() -> 
     assert done.stdout == "1\n"
 
 
-def test_a_nursery_is_a_fork_where_no_thread_runs() -> None:
+def test_a_fork_server_is_a_fork_where_no_thread_runs() -> None:
     """As in a worker: no second interpreter, and it ends with its parent."""
     script = (
         "import os\n"
@@ -304,8 +304,8 @@ def test_a_nursery_is_a_fork_where_no_thread_runs() -> None:
         "preload()\n"
         "from virtaccel.backend_openvino.sandbox import Bounds, Sandbox\n"
         "made = Sandbox(Bounds())\n"
-        "assert isinstance(made._nursery._process, int)\n"
-        "print(made._nursery.pid, flush=True)\n"
+        "assert isinstance(made._fork_server._process, int)\n"
+        "print(made._fork_server.pid, flush=True)\n"
         "os._exit(0)\n"
     )
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}

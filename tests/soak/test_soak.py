@@ -22,7 +22,7 @@ from virtaccel.cli.main import main
 from virtaccel.harness.soak import census
 from virtaccel.harness.soak.board import Own
 from virtaccel.harness.soak.census import Count, Holding
-from virtaccel.harness.soak.conductor import Conductor, Outcome, Plan
+from virtaccel.harness.soak.runner import Outcome, Plan, Runner
 
 SUPPORT = Path(__file__).resolve().parent.parent / "support"
 
@@ -49,13 +49,13 @@ def test_a_device_in_order_passes() -> None:
 
 def test_a_wrong_bit_now_and_then_is_seen(tmp_path: Path) -> None:
     with faulty(tmp_path, "wrong") as paths:
-        outcome = Conductor(Plan(60.0, 2, 1, paths, kill_workers=False, findings=1)).run()
+        outcome = Runner(Plan(60.0, 2, 1, paths, kill_workers=False, findings=1)).run()
     assert {finding.kind for finding in outcome.findings} == {"wrong"}
 
 
 def test_a_command_that_never_comes_back_is_seen(tmp_path: Path) -> None:
     with faulty(tmp_path, "lost") as paths:
-        outcome = Conductor(Plan(60.0, 2, 1, paths, 3.0, kill_workers=False, kill_guests=False, findings=1)).run()
+        outcome = Runner(Plan(60.0, 2, 1, paths, 3.0, kill_workers=False, kill_guests=False, findings=1)).run()
     assert {finding.kind for finding in outcome.findings} == {"stuck"}
 
 
@@ -74,17 +74,17 @@ def test_a_guest_that_gets_nothing_done_is_seen(tmp_path: Path) -> None:
     stopped: list[int] = []
 
     def stop_one(_: Outcome) -> None:
-        seat = conductor.seats[1]
-        process = seat.process
+        slot = runner.slots[1]
+        process = slot.process
         assert process is not None
-        if not stopped and seat.words[Own.STEPS]:
+        if not stopped and slot.words[Own.STEPS]:
             stopped.append(process.pid)
             os.kill(process.pid, signal.SIGSTOP)
 
     with faulty(tmp_path, "none") as paths:
         plan = Plan(60.0, 2, 1, paths, 5.0, kill_workers=False, kill_guests=False, findings=1)
-        conductor = Conductor(plan, stop_one)
-        outcome = conductor.run()
+        runner = Runner(plan, stop_one)
+        outcome = runner.run()
     assert [finding.kind for finding in outcome.findings] == ["stuck"]
     assert "guest 1, life 1: nothing done in 5 s" in outcome.findings[0].text
     assert census.gone(stopped[0])

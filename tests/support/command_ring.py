@@ -1,4 +1,4 @@
-"""A command queue in one process: a real split ring in mapped memory, a worker and an engine behind it.
+"""A command queue in one process: a real split ring in mapped memory, a service and an engine behind it.
 
 For tests of what engine and ring do together. Frames come from frames.py; nothing is simulated but the driver's timing.
 """
@@ -14,7 +14,7 @@ from frames import CANARY, Response, read_response
 from virtaccel.device.backend import Backend
 from virtaccel.device.config import DeviceConfig, ResourcePolicy
 from virtaccel.device.reset import ResetReport
-from virtaccel.device.ring_service import Device, Worker
+from virtaccel.device.ring_service import Device, RingService
 from virtaccel.virtqueue.chain import Chain
 from virtaccel.virtqueue.driver import DriverQueue
 from virtaccel.virtqueue.layout import ring_bytes
@@ -30,8 +30,8 @@ class _Published(NamedTuple):
 
 
 class CommandRing:
-    """`publish` and `collect` are the driver's hands, `worker` the device's. Each chain has memory of its own, which is
-    kept until `forget`, so that late writes can be looked for."""
+    """`publish` and `collect` are the driver's hands, `service` the device's. Each chain has memory of its own, which
+    is kept until `forget`, so that late writes can be looked for."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class CommandRing:
         places = self.driver.addresses
         assert places is not None
         self.queue = DeviceQueue(self.guest, self.driver.size, *places, self.limit)
-        self.worker = Worker(self.device.engine, self.queue, self._notify)
+        self.service = RingService(self.device.engine, self.queue, self._notify)
 
     def _notify(self) -> None:
         self.notified += 1
@@ -100,7 +100,7 @@ class CommandRing:
     ) -> Response:
         """Publish, serve, collect."""
         self.publish(frame, readable, writable)
-        self.worker.service()
+        self.service.service()
         response = self.collect()
         assert response is not None
         return response

@@ -26,9 +26,9 @@ from virtaccel.device.backend import (
     ReleaseOutcome,
     SubmitOutcome,
 )
-from virtaccel.device.isolated.shared import sealed_file
 from virtaccel.device.reference import Doubt, Reference, Refuse, Script, _Buffer, _Event, _Program
 from virtaccel.device.wire import Status
+from virtaccel.processes.sealed import sealed_file
 
 ABORT, HANG, LEAVE, BREAK, LOSE, DOUBT, PEND, LINGER = range(0xF0, 0xF8)
 """Operands. PEND: stays pending until cancelled; LINGER: so too, and after the cancel its buffers stay in use."""

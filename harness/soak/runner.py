@@ -30,7 +30,7 @@ from virtaccel.harness.soak.board import COUNTS, Board, Own, Shared
 from virtaccel.harness.soak.census import MEBIBYTE, Count, Holding, Verdict
 from virtaccel.harness.soak.guest import EXIT_STUCK, EXIT_WRONG
 
-NURSERY, WORKERS, COMPILERS = 0, 1, 3
+FORK_SERVER, WORKERS, COMPILERS = 0, 1, 3
 """Generations below the daemon in its default form (docs/isolation.md)."""
 GUEST_KILL_SECONDS, WORKER_KILL_SECONDS, COMPILER_KILL_SECONDS = 3.0, 4.0, 4.0
 """Mean time from one kill to the next."""
@@ -125,7 +125,7 @@ class Daemon:
             return None
 
 
-class Seat:
+class GuestSlot:
     """One guest after another on one socket."""
 
     def __init__(self, number: int, path: str, words: memoryview, folder: Path) -> None:
@@ -176,15 +176,15 @@ class Seat:
         return self.said()
 
 
-class Conductor:
+class Runner:
     """One soak, from start to end, in one thread. `each` is called now and then."""
 
     def __init__(self, plan: Plan, each: Callable[[Outcome], None] = lambda _: None) -> None:
         self.plan = plan
         self.outcome = Outcome(plan)
-        self.seats: list[Seat] = []
+        self.slots: list[GuestSlot] = []
         self._each = each
-        self._random = Random(f"{plan.seed}/conductor")
+        self._random = Random(f"{plan.seed}/runner")
         self._began = 0.0
         self._daemon: Daemon | None = None
         self._process = 0
@@ -196,19 +196,19 @@ class Conductor:
             folder, count = Path(name), len(paths)
             self._file, self._guests = folder / "board", count
             self._board = Board(self._file, count, new=True)
-            self.seats = [Seat(n, path, self._board.of(n), folder) for n, path in enumerate(paths)]
+            self.slots = [GuestSlot(n, path, self._board.of(n), folder) for n, path in enumerate(paths)]
             self._began = time.monotonic()
             try:
-                for seat in self.seats:
-                    seat.start(self.plan, self._file, count)
+                for slot in self.slots:
+                    slot.start(self.plan, self._file, count)
                 with suppress(KeyboardInterrupt):
                     self._conduct()
                 self._stop_guests()
             finally:
-                for seat in self.seats:
-                    seat.kill()
-                    if seat.process is not None:
-                        seat.process.wait()
+                for slot in self.slots:
+                    slot.kill()
+                    if slot.process is not None:
+                        slot.process.wait()
             self._sum_up()
         return self.outcome
 
@@ -272,37 +272,37 @@ class Conductor:
     def _watch(self) -> None:
         """Guests that have ended, and guests that get nothing done."""
         rest = self._board.get(Shared.REST)
-        for seat in self.seats:
-            assert seat.process is not None
-            status = seat.process.poll()
+        for slot in self.slots:
+            assert slot.process is not None
+            status = slot.process.poll()
             if status is None:
-                if rest % 2 and seat.words[Own.RESTING] == rest:
-                    seat.patience_again()  # it waits for the others, as it was asked to
-                if seat.idle_seconds() <= self.plan.patience + 1:
+                if rest % 2 and slot.words[Own.RESTING] == rest:
+                    slot.patience_again()  # it waits for the others, as it was asked to
+                if slot.idle_seconds() <= self.plan.patience + 1:
                     continue
-                text = f"nothing done in {self.plan.patience:g} s; it is at\n{seat.stack()}"
-                self._find("stuck", f"guest {seat.number}, life {seat.lives}: {text}")
-                seat.kill()
-                seat.process.wait()
-            elif not seat.killed:
+                text = f"nothing done in {self.plan.patience:g} s; it is at\n{slot.stack()}"
+                self._find("stuck", f"guest {slot.number}, life {slot.lives}: {text}")
+                slot.kill()
+                slot.process.wait()
+            elif not slot.killed:
                 kind = {EXIT_WRONG: "wrong", EXIT_STUCK: "stuck"}.get(status, "ended")
-                words = seat.said() if kind != "ended" else f"exit status {status}\n{seat.said()}"
-                self._find(kind, f"guest {seat.number}, life {seat.lives}: {words}")
-            seat.start(self.plan, self._file, self._guests)
+                words = slot.said() if kind != "ended" else f"exit status {status}\n{slot.said()}"
+                self._find(kind, f"guest {slot.number}, life {slot.lives}: {words}")
+            slot.start(self.plan, self._file, self._guests)
 
     def _stop_guests(self) -> None:
         self._board.put(Shared.STOP, 1)
         until = time.monotonic() + self.plan.patience + _BIRTH_SECONDS
-        for seat in self.seats:
-            assert seat.process is not None
+        for slot in self.slots:
+            assert slot.process is not None
             try:
-                status = seat.process.wait(max(0.1, until - time.monotonic()))
+                status = slot.process.wait(max(0.1, until - time.monotonic()))
             except subprocess.TimeoutExpired:
-                self._find("stuck", f"guest {seat.number} does not come to its end; it is at\n{seat.stack()}")
+                self._find("stuck", f"guest {slot.number} does not come to its end; it is at\n{slot.stack()}")
                 continue
-            if status and not seat.killed:
+            if status and not slot.killed:
                 kind = {EXIT_WRONG: "wrong", EXIT_STUCK: "stuck"}.get(status, "ended")
-                self._find(kind, f"guest {seat.number}, life {seat.lives}: {seat.said()}")
+                self._find(kind, f"guest {slot.number}, life {slot.lives}: {slot.said()}")
 
     # ---- kills
 
@@ -316,8 +316,8 @@ class Conductor:
         return kills
 
     def _kill_guest(self) -> bool:
-        seat = self._random.choice(self.seats[1:] or self.seats)
-        seat.kill()
+        slot = self._random.choice(self.slots[1:] or self.slots)
+        slot.kill()
         self.outcome.kills["guests"] += 1
         return True
 
@@ -352,20 +352,20 @@ class Conductor:
         """Let everybody go, count, and let everybody come back."""
         asked = self._board.get(Shared.REST) + 1
         self._board.put(Shared.REST, asked)
-        for seat in self.seats:
-            seat.patience_again()
+        for slot in self.slots:
+            slot.patience_again()
         found = len(self.outcome.findings)
 
         def all_rest() -> bool:
             self._watch()
-            return all(seat.words[Own.RESTING] == asked for seat in self.seats)
+            return all(slot.words[Own.RESTING] == asked for slot in self.slots)
 
         if _wait(all_rest, self.plan.patience * 2 + _BIRTH_SECONDS) and len(self.outcome.findings) == found:
             self._count()
             self.outcome.rests += 1
         self._board.put(Shared.REST, asked + 1)
-        for seat in self.seats:
-            seat.patience_again()
+        for slot in self.slots:
+            slot.patience_again()
 
     def _count(self) -> None:
         """Once the daemon has noticed that everybody has gone: when two looks in a row see the same."""
@@ -381,7 +381,7 @@ class Conductor:
         if kept := census.maps(self._process, MEMORY_NAME):
             self._find("leak", f"the daemon has the memory of {kept} guests mapped that have gone")
         at = time.monotonic() - self._began
-        first = self.seats[0].process
+        first = self.slots[0].process
         looked = {"daemon": census.holding(self._process), "first guest": census.holding(first.pid) if first else None}
         workers = self._generation(WORKERS)
         if workers:
@@ -395,7 +395,7 @@ class Conductor:
 
     def _sum_up(self) -> None:
         for word in COUNTS:
-            self.outcome.counts[word.name.lower()] = sum(seat.words[word] for seat in self.seats)
+            self.outcome.counts[word.name.lower()] = sum(slot.words[word] for slot in self.slots)
         if self.plan.kill_guests and self._guests == 1:
             self.outcome.series.pop("first guest", None)
         for name, counts in self.outcome.series.items():

@@ -48,7 +48,7 @@ class _Live:
         self.uses: tuple[_Live, ...] = ()
 
 
-class Audit:
+class ContractChecker:
     """A Backend around a Backend."""
 
     def __init__(self, backend: Backend) -> None:

@@ -1,4 +1,4 @@
-"""Processes on demand and what they give up: a real nursery, real children, the kernel's own refusals."""
+"""Processes on demand and what they give up: a real fork server, real children, the kernel's own refusals."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from collections.abc import Iterator
 import pytest
 
 from virtaccel.processes import confine
-from virtaccel.processes.fork_server import Nursery, NurseryLost
+from virtaccel.processes.fork_server import ForkServer, ForkServerLost
 
 PATIENCE = 60.0
 
 
 @pytest.fixture(scope="module")
-def nursery(support_on_path: None) -> Iterator[Nursery]:
-    made = Nursery.spawn("nursery_children", "a", "b")
+def fork_server(support_on_path: None) -> Iterator[ForkServer]:
+    made = ForkServer.spawn("fork_server_children", "a", "b")
     yield made
     made.close()
 
@@ -33,10 +33,10 @@ def gone(process: int, seconds: float = 10.0) -> None:
         time.sleep(0.01)
 
 
-def end(nursery: Nursery, work: str) -> tuple[int, bytes]:
+def end(fork_server: ForkServer, work: str) -> tuple[int, bytes]:
     """How a child with this work ended, and what it wrote."""
     report = os.memfd_create("report")
-    child = nursery.start(work.encode(), [report])
+    child = fork_server.start(work.encode(), [report])
     child.born(PATIENCE)
     status = child.ended(PATIENCE)
     child.close()
@@ -46,7 +46,7 @@ def end(nursery: Nursery, work: str) -> tuple[int, bytes]:
     return status, said
 
 
-def test_children_say_how_they_end(nursery: Nursery) -> None:
+def test_children_say_how_they_end(fork_server: ForkServer) -> None:
     for work, status in (
         ("exit 0", 0),
         ("exit 7", 7),
@@ -55,20 +55,20 @@ def test_children_say_how_they_end(nursery: Nursery) -> None:
         ("fail", 70),
         ("abort", -int(signal.SIGABRT)),
     ):
-        assert end(nursery, work)[0] == status, work
+        assert end(fork_server, work)[0] == status, work
 
 
-def test_many_at_once_and_none_is_left(nursery: Nursery) -> None:
-    children = [nursery.start(f"exit {number}".encode(), []) for number in range(40)]
+def test_many_at_once_and_none_is_left(fork_server: ForkServer) -> None:
+    children = [fork_server.start(f"exit {number}".encode(), []) for number in range(40)]
     assert [child.ended(PATIENCE) for child in children] == list(range(40))
     for child in children:
         child.close()
-    left = subprocess.run(["ps", "--ppid", str(nursery.pid), "-o", "pid="], capture_output=True, text=True).stdout
+    left = subprocess.run(["ps", "--ppid", str(fork_server.pid), "-o", "pid="], capture_output=True, text=True).stdout
     assert not left.split()
 
 
-def test_a_child_has_its_own_descriptors_and_the_standard_ones_only(nursery: Nursery) -> None:
-    status, said = end(nursery, "descriptors")
+def test_a_child_has_its_own_descriptors_and_the_standard_ones_only(fork_server: ForkServer) -> None:
+    status, said = end(fork_server, "descriptors")
     assert status == 0
     numbers = said.split()
     assert numbers[:3] == [b"0", b"1", b"2"]
@@ -76,9 +76,9 @@ def test_a_child_has_its_own_descriptors_and_the_standard_ones_only(nursery: Nur
 
 
 @pytest.mark.parametrize("work", ["sleep 1000", "ignore"])
-def test_a_child_can_be_killed_at_any_time(nursery: Nursery, work: str) -> None:
+def test_a_child_can_be_killed_at_any_time(fork_server: ForkServer, work: str) -> None:
     for wait in (0.0, 0.05):
-        child = nursery.start(work.encode(), [])
+        child = fork_server.start(work.encode(), [])
         process = child.born(PATIENCE)
         assert child.ended(0.01) is None
         time.sleep(wait)
@@ -86,32 +86,32 @@ def test_a_child_can_be_killed_at_any_time(nursery: Nursery, work: str) -> None:
         gone(process)
 
 
-def test_killing_wakes_whoever_waits(nursery: Nursery) -> None:
-    child = nursery.start(b"sleep 1000", [])
+def test_killing_wakes_whoever_waits(fork_server: ForkServer) -> None:
+    child = fork_server.start(b"sleep 1000", [])
     process = child.born(PATIENCE)
     timer = threading.Timer(0.1, child.kill)
     timer.start()
-    with pytest.raises(NurseryLost):
+    with pytest.raises(ForkServerLost):
         child.ended(PATIENCE)
     timer.join()
     child.close()
     gone(process)
 
 
-def test_children_end_with_their_nursery(support_on_path: None) -> None:
+def test_children_end_with_their_fork_server(support_on_path: None) -> None:
     for how in ("close", "kill"):
-        made = Nursery.spawn("nursery_children", "a", "b")
+        made = ForkServer.spawn("fork_server_children", "a", "b")
         child = made.start(b"ignore", [])
         process = child.born(PATIENCE)
         if how == "kill":
             os.kill(made.pid, signal.SIGKILL)
             gone(process)
-            with pytest.raises(NurseryLost):
+            with pytest.raises(ForkServerLost):
                 child.ended(PATIENCE)
         made.close()
         gone(process)
         child.close()
-        with pytest.raises((NurseryLost, OSError)):
+        with pytest.raises((ForkServerLost, OSError)):
             made.start(b"exit 0", [])
 
 
@@ -119,8 +119,8 @@ def test_everything_ends_with_the_process_that_asked(support_on_path: None) -> N
     """However it ends: here by SIGKILL."""
     script = (
         "import sys, time\n"
-        "from virtaccel.processes.fork_server import Nursery\n"
-        "made = Nursery.spawn('nursery_children', 'a', 'b')\n"
+        "from virtaccel.processes.fork_server import ForkServer\n"
+        "made = ForkServer.spawn('fork_server_children', 'a', 'b')\n"
         "child = made.start(b'ignore', [])\n"
         "print(made.pid, child.born(60), flush=True)\n"
         "time.sleep(1000)\n"
@@ -136,10 +136,10 @@ def test_everything_ends_with_the_process_that_asked(support_on_path: None) -> N
         gone(process)
 
 
-def test_a_nursery_that_cannot_begin_is_lost() -> None:
-    made = Nursery.spawn("no_such_module")
+def test_a_fork_server_that_cannot_begin_is_lost() -> None:
+    made = ForkServer.spawn("no_such_module")
     child = made.start(b"exit 0", [])
-    with pytest.raises(NurseryLost):
+    with pytest.raises(ForkServerLost):
         child.born(PATIENCE)
     child.close()
     made.close()
@@ -148,27 +148,27 @@ def test_a_nursery_that_cannot_begin_is_lost() -> None:
 # ---- what is given up
 
 
-def test_limits_end_what_exceeds_them(nursery: Nursery) -> None:
-    assert end(nursery, "memory")[0] == 9, "MemoryError, and the process lives to say so"
-    assert end(nursery, "processor")[0] == -int(signal.SIGXCPU)
-    status, said = end(nursery, "file-size")
+def test_limits_end_what_exceeds_them(fork_server: ForkServer) -> None:
+    assert end(fork_server, "memory")[0] == 9, "MemoryError, and the process lives to say so"
+    assert end(fork_server, "processor")[0] == -int(signal.SIGXCPU)
+    status, said = end(fork_server, "file-size")
     assert status == -int(signal.SIGXFSZ)
     assert said == bytes(1000)
 
 
 @pytest.mark.parametrize("files", ["files", "none"])
-def test_system_calls_that_no_inference_needs_are_refused(nursery: Nursery, files: str) -> None:
+def test_system_calls_that_no_inference_needs_are_refused(fork_server: ForkServer, files: str) -> None:
     if platform.machine() not in confine.MACHINES:
         pytest.skip(f"no filter for {platform.machine()}")
-    status, said = end(nursery, f"confined {files}")
+    status, said = end(fork_server, f"confined {files}")
     assert status != 77, "this kernel installs no filter"
     assert (status, said) == (0, b"-")
 
 
-def test_a_model_that_ends_the_compilers_process_ends_nothing_else(nursery: Nursery) -> None:
+def test_a_model_that_ends_the_compilers_process_ends_nothing_else(fork_server: ForkServer) -> None:
     """No injected fault: the runtime itself, on an integer division that cannot be represented."""
-    assert end(nursery, "divide")[0] < 0
-    assert end(nursery, "exit 0")[0] == 0
+    assert end(fork_server, "divide")[0] < 0
+    assert end(fork_server, "exit 0")[0] == 0
 
 
 def test_filters_are_well_formed() -> None:

@@ -1,4 +1,5 @@
-"""What children of a test's nursery do: one thing each, named by their work, and a report on their first descriptor."""
+"""What children of a test's fork server do: one thing each, named by their work, and a report on their first
+descriptor."""
 
 from __future__ import annotations
 
