@@ -24,7 +24,7 @@ from virtaccel.harness.soak.board import Own
 from virtaccel.harness.soak.census import Count, Holding
 from virtaccel.harness.soak.runner import Outcome, Plan, Runner
 
-SUPPORT = Path(__file__).resolve().parent.parent / "support"
+SUPPORT = Path(__file__).resolve().parents[2] / "support"
 
 
 @contextmanager

@@ -151,7 +151,7 @@ FAULTS = {
 
 def plant(fault: Fault, seconds: int = SECONDS) -> dict[str, object]:
     """Fuzz a process with the fault in it."""
-    script = Path(__file__).parent.parent / "support" / "planted.py"
+    script = Path(__file__).parents[2] / "support" / "planted.py"
     run = subprocess.run(
         [sys.executable, "-W", "error", str(script), f"virtaccel.{fault.module}", fault.target, str(seconds)],
         input=json.dumps(fault.edits), capture_output=True, text=True, timeout=2 * seconds, check=False,
