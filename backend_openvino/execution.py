@@ -21,6 +21,7 @@ from typing import NamedTuple, Protocol
 
 from virtaccel.backend_openvino.requests import UNKNOWN_COST, Call, Request
 from virtaccel.device.backend import BackendError, Polled
+from virtaccel.device.pacing import IN_A_BACKEND
 from virtaccel.device.wire import EventState, Status
 
 log = logging.getLogger(__name__)
@@ -28,11 +29,7 @@ log = logging.getLogger(__name__)
 MAX_STOPPING = 32
 """Cancelled or expired submissions whose native work may still run; beyond it nothing new is admitted."""
 
-_SPIN_NS = 40_000
-"""A wait looks this long before it sleeps: a sleep and wake-up cost about as much as a small program."""
-
-_UNSTARTED_SECONDS = 0.002
-"""How long a wait sleeps at most while nothing of its own has started."""
+_SPIN_NS = int(IN_A_BACKEND.eager * 1e9)
 
 _AT_ONCE_NS = 50_000
 """Programs that take no longer are run within their SUBMIT: about what a command takes that moves a MiB."""
@@ -278,7 +275,7 @@ class Executor:
         oldest = next((event for event in self.running if event.request is not None), None)
         if oldest is None or oldest.request is None:
             # A model may be in use by another executor, whose work tells nothing here when it ends.
-            return bool(select.select([ready], [], [], min(max(nanoseconds, 0) / 1e9, _UNSTARTED_SECONDS))[0])
+            return bool(select.select([ready], [], [], min(max(nanoseconds, 0) / 1e9, IN_A_BACKEND.longest))[0])
         alone = len(self.running) == 1 and not loading
         try:
             ended = oldest.request.infer.wait_for(max(nanoseconds // 1_000_000, 1) if alone else 1)

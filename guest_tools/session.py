@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any, NamedTuple, TypeVar, cast
 
+from virtaccel.device.pacing import ACROSS_A_RING, EAGER_QUESTIONS, TOLD_OF_CHANGES, Pace
 from virtaccel.guest_tools.client import Buffer, Client, ClientError, Event, EventStatus, Request
 from virtaccel.guest_tools.transport.base import (
     Backpressure,
@@ -24,13 +25,6 @@ from virtaccel.guest_tools.transport.base import (
 T = TypeVar("T")
 
 PATIENCE_SECONDS = 300.0
-EAGER_POLLS = 6
-BRIEF_SECONDS = 100e-6
-FIRST_PAUSE_SECONDS = 20e-6
-LONGEST_PAUSE_SECONDS = 1e-3
-LONGEST_REST_SECONDS = 0.25
-LONGEST_PACE_SECONDS = 4e-3
-"""A run may be shorter than those before it, and is to be noticed all the same; beyond, asking costs little."""
 TRANSFER_WINDOW = 4
 
 
@@ -47,24 +41,6 @@ class Finished(NamedTuple):
     error: ClientError | None
 
 
-class Pace:
-    """How long to leave a program alone before asking whether it has ended, in seconds: learnt from earlier runs.
-
-    Every question takes processors from the work where guest and device share them. `seconds` is when the work was last
-    known to be going on, and less by a tenth after each run that had ended by then.
-    """
-
-    __slots__ = ("seconds",)
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def learn(self, rested: float, pending: float) -> None:
-        """A run of which nothing was asked for `rested` seconds, and that was last found pending after `pending`
-        (0: never)."""
-        self.seconds = min(pending if pending > 0.0 else rested * 0.9, LONGEST_PACE_SECONDS)
-
-
 class Session:
     """Commands to one device over one transport. Single threaded.
 
@@ -72,7 +48,7 @@ class Session:
     """
 
     __slots__ = (
-        "_eager", "_finished", "_outstanding", "_pause", "_rests", "_together", "client", "patience", "transport",
+        "_eager", "_finished", "_looks", "_outstanding", "_pause", "_together", "client", "patience", "transport",
     )  # fmt: skip
 
     def __init__(self, transport: Transport, patience: float | None = PATIENCE_SECONDS) -> None:
@@ -81,13 +57,13 @@ class Session:
         self.patience = patience
         self._outstanding: dict[int, Request[Any]] = {}
         self._finished: dict[int, Finished] = {}
-        self._eager = EAGER_POLLS
+        self._eager = EAGER_QUESTIONS
         # A transport that learns of changes (the in-process one) has a better rest than sleeping, and no need to look
         # every so often.
         pause = getattr(transport, "pause", None)
         self._pause = pause or time.sleep
         self._together: bool = hasattr(transport, "expect_patience")
-        self._rests = (LONGEST_REST_SECONDS,) * 2 if pause else (FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
+        self._looks = TOLD_OF_CHANGES if pause else ACROSS_A_RING
 
     @property
     def outstanding(self) -> int:
@@ -197,30 +173,31 @@ class Session:
         for _ in range(self._eager):
             status = call(poll(event))
             if status.state:
-                self._eager = EAGER_POLLS
+                self._eager = EAGER_QUESTIONS
                 return status
         begin = time.monotonic()
-        rest, longest = self._rests
+        looks = self._looks
+        rest = looks.shortest
         while timeout is None or (left := begin + timeout - time.monotonic()) > 0:
             self._pause(rest if timeout is None else min(rest, left))
             status = call(poll(event))
             if status.state:
                 break
-            rest = min(2 * rest, longest)
-        self._eager = EAGER_POLLS if time.monotonic() < begin + BRIEF_SECONDS else 1
+            rest = looks.longer(rest)
+        self._eager = EAGER_QUESTIONS if time.monotonic() < begin + looks.eager else 1
         return status
 
     def _wait_paced(self, event: Event, timeout: float | None, pace: Pace) -> EventStatus:
         begin = time.monotonic()
         rested, pending = pace.seconds, 0.0
-        if rested > BRIEF_SECONDS:
+        looks = self._looks
+        if rested > looks.eager:
             self._pause(rested if timeout is None else min(rested, timeout))
         else:
             rested = 0.0
         call, poll = self.call, self.client.poll_event
-        rest, longest = self._rests
-        rest = max(rest, rested / 16)
-        eager = 1 if rested else EAGER_POLLS
+        rest = max(looks.shortest, rested / 16)
+        eager = 1 if rested else EAGER_QUESTIONS
         while True:
             asked = time.monotonic() - begin
             status = call(poll(event))
@@ -234,7 +211,7 @@ class Session:
                 eager -= 1
                 continue
             self._pause(rest if timeout is None else max(min(rest, timeout - asked), 0.0))
-            rest = min(2 * rest, longest)
+            rest = looks.longer(rest)
 
     def reset(self) -> None:
         """Reset the device: all handles and outstanding commands are gone."""

@@ -46,6 +46,7 @@ from virtaccel.device.backend import (
 from virtaccel.device.isolated import messages
 from virtaccel.device.isolated.completion_page import SLOTS, CompletionPage, Ending
 from virtaccel.device.isolated.messages import Answer, Greeting, Kind, Op, Outcome, ProtocolError
+from virtaccel.device.pacing import IN_A_BACKEND
 from virtaccel.device.wire import Access, EventState, Status
 from virtaccel.processes.fork_server import ForkServerLost
 from virtaccel.processes.sealed import Mapping, is_sealed
@@ -56,7 +57,6 @@ ANSWER_SECONDS: Final = 5.0
 """How long a request may take. Nothing that is asked waits for native work, so a worker that takes longer hangs."""
 _LOOKS: Final = 64
 """How often a pending submission is looked at on the completion page before the worker's life is."""
-_SPIN_SECONDS: Final = 40e-6
 _PENDING: Final = Polled(EventState.PENDING, Status.OK)
 _STATUS: Final = {int(status): status for status in Status}
 _STATE: Final = {int(state): state for state in EventState}
@@ -307,7 +307,7 @@ class IsolatedBackend:
 
     def wait(self, timeout: float) -> None:
         until = time.monotonic() + timeout
-        spin = min(until, time.monotonic() + _SPIN_SECONDS)
+        spin = min(until, time.monotonic() + IN_A_BACKEND.eager)
         while time.monotonic() < spin:
             if self._changed():
                 return

@@ -19,6 +19,7 @@ import select
 import socket
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
 from typing import Any, Final, NamedTuple, cast
@@ -43,6 +44,7 @@ from virtaccel.device.backend import (
 from virtaccel.device.isolated import messages
 from virtaccel.device.isolated.completion_page import CompletionPage, Ending
 from virtaccel.device.isolated.messages import ANSWER, Answer, Greeting, Kind, Op, Outcome
+from virtaccel.device.pacing import WORKER, Pace
 from virtaccel.device.wire import EventState, Status
 from virtaccel.processes import confine
 from virtaccel.processes.fork_server import Run
@@ -50,11 +52,6 @@ from virtaccel.processes.fork_server import Run
 log = logging.getLogger(__name__)
 
 BACKENDS: Final = "virtaccel.backends"
-_SPIN_SECONDS: Final = 50e-6
-_SHORTEST, _LONGEST = 30e-6, 1e-3
-_LONGEST_PACE: Final = 4e-3
-_SOONER: Final = 0.9
-"""After a run that had ended when it was first looked at, the next is looked at so much sooner."""
 _A_FEW: Final = 16
 """Requests served between two looks at the backend's own descriptor, while they come without a pause."""
 _DONE: Final = ANSWER.pack(Kind.REPLY, Outcome.DONE, 0, 0, 0, 0, 0)
@@ -124,7 +121,7 @@ class _Running(NamedTuple):
     turn: int
     event: Handle
     since: float
-    program: int
+    pace: Pace
     due: float
 
 
@@ -139,9 +136,8 @@ class Server:
         self._objects: dict[int, Handle] = {}
         self._loads: dict[int, Handle] = {}
         self._running: dict[int, _Running] = {}
-        self._paces: dict[int, float] = {}
-        """For each program, how many seconds its latest run was known to go on, as far as that is worth knowing: the
-        next may be shorter."""
+        self._paces: defaultdict[int, Pace] = defaultdict(Pace)
+        """Of each program that has run."""
         self._looked_last = 0.0
         self._releases_program = self._releaser(backend.unload_program)
         self._kept: dict[int, Handle] = {}
@@ -190,9 +186,10 @@ class Server:
         if not self._running:
             return False
         oldest = next(iter(self._running.values()))
-        if oldest.due - oldest.since > _SPIN_SECONDS:
+        if oldest.due - oldest.since > WORKER.eager:
             return False
-        while time.monotonic() - oldest.since < _SPIN_SECONDS:
+        until = oldest.since + WORKER.eager
+        while time.monotonic() < until:
             self._look()
             if self._serve_one():
                 return True
@@ -206,7 +203,7 @@ class Server:
         if not self._running:
             return None
         now, oldest = time.monotonic(), next(iter(self._running.values()))
-        rest = min(max((now - oldest.since) / 8, _SHORTEST), _LONGEST)
+        rest = WORKER.rest(now - oldest.since)
         return max(rest, oldest.due - now) if len(self._running) == 1 else rest
 
     def _serve_one(self) -> bool:
@@ -343,10 +340,11 @@ class Server:
         if isinstance(outcome, Rejected):
             return Answer(Kind.REPLY, Outcome.REFUSED, outcome.status).pack()
         now = time.monotonic()
-        due = now + self._paces.get(program, 0.0)
+        pace = self._paces[program]
+        due = now + pace.seconds
         if deadline:
             due = min(due, deadline / 1e9)
-        running = self._running[slot] = _Running(slot, turn, outcome.event, now, program, due)
+        running = self._running[slot] = _Running(slot, turn, outcome.event, now, pace, due)
         self._look_at(running)  # a small program is over by now, and the daemon may be asked at once
         if isinstance(outcome, Indeterminate):
             return Answer(Kind.REPLY, Outcome.DOUBTFUL, outcome.status).pack()
@@ -364,9 +362,9 @@ class Server:
             self._note(running, int(polled.state), int(polled.error))
 
     def _note(self, running: _Running, state: int, error: int) -> None:
-        slot, turn, event, since, program, due = running
+        slot, turn, event, since, pace, due = running
         del self._running[slot]
-        self._paces[program] = min(max(self._looked_last - since, _SOONER * (due - since)), _LONGEST_PACE)
+        pace.learn(due - since, self._looked_last - since)
         released = isinstance(self._backend.destroy_event(event), Released)
         if not released:
             self._kept[slot] = event

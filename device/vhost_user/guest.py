@@ -21,6 +21,7 @@ from virtaccel.device.engine import Health
 from virtaccel.device.loop import mapping
 from virtaccel.device.loop.events import Kick, Signal
 from virtaccel.device.loop.mapping import Mapped
+from virtaccel.device.pacing import Spin
 from virtaccel.device.ring_service import BATCH, Device, RingService
 from virtaccel.device.vhost_user.message import MAX_MEMORY_SLOTS, MemoryRegion
 from virtaccel.device.vhost_user.session import Descriptors, Refused, RingSetup
@@ -31,8 +32,6 @@ from virtaccel.virtqueue.split import DeviceQueue, RingError
 
 _SILENT_KICKS = 8
 _BATCHES_A_SPIN = 16
-_MOST_LUCK = 8
-_SELDOM = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +91,7 @@ class ConnectedGuest:
         self._told_lost = False
         self._silent_kicks = 0
         self._again = False
-        self._luck = _MOST_LUCK
-        self._rounds = 0
+        self._spinning = Spin()
 
     # -- what a session may ask
 
@@ -251,12 +249,8 @@ class ConnectedGuest:
             self._loop.again(self.service, again)
 
     def _spin(self, service: RingService) -> bool:
-        """Look for more chains for a while instead of waiting for a kick; whether to come back at once.
-
-        Adapts: looking that finds nothing is soon given up, and tried again only now and then.
-        """
-        self._rounds += 1
-        if not self._luck and self._rounds % _SELDOM:
+        """Look for more chains for a while instead of waiting for a kick; whether to come back at once."""
+        if not self._spinning.worthwhile():
             return False
         queue, turn, clock = service.queue, self._settings.turn, time.perf_counter
         found = False
@@ -265,13 +259,13 @@ class ConnectedGuest:
         for _ in range(_BATCHES_A_SPIN):
             while not queue.waiting():
                 if clock() > until:
-                    self._luck = min(self._luck + 1, _MOST_LUCK) if found else max(self._luck - 1, 0)
+                    self._spinning.ended(found)
                     return queue.enable_kicks()
             found = True
             service.service(turn)
             queue.disable_kicks()
             until = clock() + self._settings.poll
-        self._luck = _MOST_LUCK
+        self._spinning.kept_busy()
         return True
 
     def loads_ended(self) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from virtaccel.device.pacing import Pace
 from virtaccel.device.wire import Access, EventState, Status, Usage
 from virtaccel.guest_tools.client import (
     Binding,
@@ -27,7 +28,6 @@ from virtaccel.guest_tools.client import (
 )
 from virtaccel.guest_tools.client import Program as ProgramId
 from virtaccel.guest_tools.errors import ExecutionFailed, InputError, ModelError
-from virtaccel.guest_tools.session import Pace
 from virtaccel.tosa_graph.elements import CARRIER, pack, unpack
 from virtaccel.tosa_graph.graph import DType, Graph, Tensor, TosaError, packed_bytes
 

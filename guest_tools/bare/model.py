@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from virtaccel.device.pacing import Pace
 from virtaccel.device.wire import Access, EventState, Usage
 from virtaccel.guest_tools.artifact import TOSA_FORMAT, target_words
 from virtaccel.guest_tools.client import (
@@ -22,7 +23,7 @@ from virtaccel.guest_tools.client import (
     pack_bindings,
     status_name,
 )
-from virtaccel.guest_tools.session import Pace, Session
+from virtaccel.guest_tools.session import Session
 from virtaccel.tosa_graph.flatbuffer import read
 from virtaccel.tosa_graph.graph import Graph, Tensor, TosaError, packed_bytes
 

@@ -13,10 +13,9 @@ import time
 from pathlib import Path
 from typing import Protocol
 
+from virtaccel.device.pacing import ACROSS_A_RING
 from virtaccel.guest_tools.pci.function import COMMAND_INTX_DISABLE, Function
 
-SHORTEST_SLEEP_S = 20e-6
-LONGEST_SLEEP_S = 1e-3
 LONGEST_WAIT_S = 0.05
 
 
@@ -43,14 +42,14 @@ class Polling:
     count = 0
 
     def __init__(self) -> None:
-        self._sleep = SHORTEST_SLEEP_S
+        self._sleep = ACROSS_A_RING.shortest
 
     def wait(self, limit: float) -> None:
         time.sleep(min(self._sleep, limit))
-        self._sleep = min(2 * self._sleep, LONGEST_SLEEP_S)
+        self._sleep = ACROSS_A_RING.longer(self._sleep)
 
     def restart(self) -> None:
-        self._sleep = SHORTEST_SLEEP_S
+        self._sleep = ACROSS_A_RING.shortest
 
     def close(self) -> None:
         """Nothing is held."""

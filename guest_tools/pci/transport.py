@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 
 from virtaccel.device import wire
+from virtaccel.device.pacing import ACROSS_A_RING, BARE_RING_REST
 from virtaccel.guest_tools.pci import capabilities, registers
 from virtaccel.guest_tools.pci.dma import SMALL_PAGE, DmaMemory, allocate
 from virtaccel.guest_tools.pci.function import DEFAULT_VIRTIO_ID, Function, PciError, choose
@@ -26,8 +27,6 @@ LARGEST_QUEUE = 256
 SMALL_PAGE_QUEUE = 128
 LARGEST_BULK = 34 << 20
 SMALLEST_BULK = 1 << 20
-SPIN_S = 100e-6
-RAW_REST_S = 200e-6
 LOST_AFTER_S = 10.0
 QUESTION = wire.REQUEST_HEADER.pack(wire.Opcode.GET_DEVICE_INFO, 0, 0, (1 << 64) - 1)
 QUESTION_CAPACITY = 92
@@ -233,7 +232,7 @@ class PciTransport:
                 self._suspect(now - self._heard)
             if deadline is not None and now >= deadline:
                 return None
-            if now - start < SPIN_S:
+            if now - start < ACROSS_A_RING.eager:
                 continue
             limit = self._lost_after / 4 if deadline is None else min(deadline - now, self._lost_after / 4)
             if not self._wait.uses_interrupts:
@@ -262,7 +261,7 @@ class PciTransport:
 
     def raw_ring(self) -> RawRing:
         """The ring laid bare, see transport/raw.py. Silence is then for its user to judge."""
-        return self._ring.lay_bare(self._kick, lambda seconds: time.sleep(min(seconds, RAW_REST_S)), self.reset)
+        return self._ring.lay_bare(self._kick, lambda seconds: time.sleep(min(seconds, BARE_RING_REST)), self.reset)
 
     def _kick(self) -> None:
         self._bell[0] = wire.COMMAND_QUEUE

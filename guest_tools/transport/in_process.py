@@ -19,6 +19,7 @@ from typing import cast
 from virtaccel.device.backend import Backend, BackendUnavailable, OpenBackend
 from virtaccel.device.config import DeviceConfig, ResourcePolicy
 from virtaccel.device.errors import ConfigError
+from virtaccel.device.pacing import TOLD_OF_CHANGES
 from virtaccel.device.ring_service import Device, RingService
 from virtaccel.guest_tools.errors import Unavailable
 from virtaccel.guest_tools.transport.base import Completion, Config, Part, Shared, TransportError, decode_config
@@ -31,7 +32,7 @@ BACKENDS = "virtaccel.backends"
 DEFAULT_BACKEND = "openvino"
 QUEUE_SIZE = 128
 GUEST_ADDRESS = 0x1_0000_0000
-LONGEST_WAIT_SECONDS = 0.25
+LONGEST_WAIT_SECONDS = TOLD_OF_CHANGES.longest
 REASONS_KEPT = 32
 _REFUSED = "backend refused: "
 

@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
+from virtaccel.device.pacing import BARE_RING_REST
 from virtaccel.device.vhost_user import message as m
 from virtaccel.device.vhost_user.message import ProtocolFeature, Request
 from virtaccel.guest_tools.errors import Unavailable
@@ -48,7 +49,6 @@ WANTED_PROTOCOL_FEATURES = int(
 )
 STATUS_RUNNING: Final = 0xF  # ACKNOWLEDGE, DRIVER, DRIVER_OK, FEATURES_OK (virtio 2.1)
 _ERROR_GRACE_S: Final = 1.0
-_RAW_REST_S: Final = 0.0002
 
 
 class FrontEnd:
@@ -331,7 +331,7 @@ class VhostUserTransport:
 
     def _rest(self, seconds: float) -> None:
         """Wait a little for a device that was not asked to interrupt; notice when it is gone."""
-        if select.select([self._live()], [], [], min(seconds, _RAW_REST_S))[0]:
+        if select.select([self._live()], [], [], min(seconds, BARE_RING_REST))[0]:
             raise self._lose("the back end closed the connection")
 
     def reset(self) -> None:

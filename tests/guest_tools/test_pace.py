@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from slow_graphs import rotated, rotations
 
+from virtaccel.device.pacing import LONGEST_PACE, Pace
 from virtaccel.guest_tools.arrays.accelerator import Accelerator
-from virtaccel.guest_tools.session import LONGEST_PACE_SECONDS, Pace, Session
+from virtaccel.guest_tools.session import Session
 from virtaccel.guest_tools.transport.base import Completion, Config, Part
 from virtaccel.guest_tools.via import open_transport
 
@@ -55,7 +56,7 @@ def test_a_pace_is_when_the_work_was_last_known_to_go_on() -> None:
         pace.learn(pace.seconds, 0.0)  # it had ended whenever it was asked for
     assert pace.seconds < 0.0004
     pace.learn(0.0, 3600.0)
-    assert pace.seconds == LONGEST_PACE_SECONDS, "a short run after a long one is noticed"
+    assert pace.seconds == LONGEST_PACE, "a short run after a long one is noticed"
 
 
 def test_fewer_questions_from_run_to_run_and_the_same_answers(transport: FarAway) -> None:
