@@ -6,7 +6,7 @@ ring, engine, backend. The name of a test begins with the case it shows. Where e
     L1, L2, L3      work under way      vhost_user/test_vhost_lifecycle.py (sockets, signals, reboots);
                                         backend_openvino/test_backend.py (quarantine, guard pages, the process's end)
     L4, L5, L6      life cycle          field_cases/test_field_life_cycle.py; backend_openvino/test_backend.py
-    R1..R7          rings               virtqueue/, device/test_virtqueue_cases.py, vhost_user/test_vhost_rings.py
+    R1..R7          rings               virtqueue/, contract/test_protocol_suite.py, vhost_user/test_vhost_rings.py
     V1..V5          sessions            vhost_user/test_vhost_session.py, test_vhost_connections.py
     H1, H2, H3      hostile programs    field_cases/test_field_hostile_programs.py; the reader alone: tosa_graph/;
                                         compilers that hang or eat memory: isolation/

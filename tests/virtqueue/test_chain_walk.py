@@ -272,13 +272,6 @@ def test_scatter_writes_the_concatenation_or_nothing(parts: list[bytes], offset:
     assert b"".join(segments) == whole
 
 
-def test_every_pair_of_cuts_of_a_frame_reads_alike() -> None:
-    frame = bytes(range(1, 25))
-    for first, second in itertools.combinations(range(1, 24), 2):
-        segments = [memoryview(bytearray(part)) for part in (frame[:first], frame[first:second], frame[second:])]
-        assert gather(segments, 0, 16) + gather(segments, 16, 8) == frame
-
-
 @pytest.mark.parametrize("reads", range(1, 7))
 @pytest.mark.parametrize(
     ("before", "after"),

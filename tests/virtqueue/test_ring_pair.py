@@ -1,6 +1,5 @@
 """Both sides on one ring: order, wrap, back-pressure, validation of what the device returns, wake-ups."""
 
-import itertools
 import mmap
 import os
 import select
@@ -313,36 +312,6 @@ def test_rings_wrap_and_lose_nothing_under_any_schedule(
             free = pair.driver.free_descriptors
     assert pair.driver.outstanding == len(published) + len(held) + len(returned)
     assert pair.driver.free_descriptors == free
-
-
-@settings(deadline=None)
-@given(data=st.data())
-def test_vq_003_any_split_of_a_frame_arrives_whole(data: st.DataObject) -> None:
-    frame = data.draw(st.binary(min_size=2, max_size=120))
-    cuts = sorted(data.draw(st.sets(st.integers(1, len(frame) - 1), max_size=12)))
-    reply = data.draw(st.binary(min_size=1, max_size=120))
-    marks = sorted(data.draw(st.sets(st.integers(1, max(1, len(reply) - 1)), max_size=12))) if len(reply) > 1 else []
-    pair = Pair(32)
-    order = data.draw(st.permutations(range(26)))
-    places = iter(BASE + (BYTES >> 1) + 128 * k for k in order)
-
-    def ranges(content: bytes, at: list[int]) -> list[tuple[int, int]]:
-        edges = [0, *at, len(content)]
-        return [(next(places), end - start) for start, end in itertools.pairwise(edges)]
-
-    request, response = ranges(frame, cuts), ranges(reply, marks)
-    position = 0
-    for address, length in request:
-        pair.buffer[address - BASE : address - BASE + length] = frame[position : position + length]
-        position += length
-    head = pair.driver.publish(request, response)
-    chain = pair.device.pop()
-    assert chain is not None
-    assert gather(chain.readable, 0, chain.readable_bytes) == frame
-    scatter(chain.writable, 0, reply)
-    assert pair.device.push(chain, len(reply))
-    assert pair.driver.collect() == Used(head, len(reply))
-    assert b"".join(pair.buffer[address - BASE : address - BASE + length] for address, length in response) == reply
 
 
 def test_guest_modules_need_only_the_standard_library() -> None:
