@@ -31,7 +31,7 @@ from virtaccel.device.config import pack_device_info
 from virtaccel.device.errors import CommandError, NeedsReset
 from virtaccel.device.state import Buffer, Context, Event, Load, Program, Queue, State, Submission
 from virtaccel.device.wire import Access, Capability, Domain, EventState, Opcode, Status, Usage
-from virtaccel.virtqueue.chain import Chain, window
+from virtaccel.virtqueue.segments import Chain, window
 
 HEADER_BYTES: Final = wire.RESPONSE_HEADER.size
 _DATA_AT: Final = wire.REQUEST_HEADER.size + wire.TRANSFER_BUFFER_REQUEST.size

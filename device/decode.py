@@ -19,7 +19,7 @@ from virtaccel.device.backend import Limits
 from virtaccel.device.config import U64_MAX
 from virtaccel.device.errors import CommandError
 from virtaccel.device.wire import Status
-from virtaccel.virtqueue.chain import Chain, gather
+from virtaccel.virtqueue.segments import Chain, gather
 
 HEADER_BYTES: Final = wire.REQUEST_HEADER.size
 PREFIX_BYTES: Final = 256

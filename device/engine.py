@@ -23,7 +23,7 @@ from virtaccel.device.errors import CommandError, NeedsReset
 from virtaccel.device.reset import ResetReport, tear_down
 from virtaccel.device.state import Load, State
 from virtaccel.device.wire import Status
-from virtaccel.virtqueue.chain import Chain, gather, scatter
+from virtaccel.virtqueue.segments import Chain, gather, scatter
 
 HEADER_BYTES: Final = 16
 _unpack_header: Final = wire.REQUEST_HEADER.unpack_from

@@ -18,7 +18,7 @@ from virtaccel.device.engine import Engine, Health
 from virtaccel.device.errors import ConfigError
 from virtaccel.device.objects import Namespaces
 from virtaccel.device.reset import ResetReport
-from virtaccel.virtqueue.chain import Chain
+from virtaccel.virtqueue.segments import Chain
 from virtaccel.virtqueue.split import DeviceQueue
 
 BATCH: Final = 64

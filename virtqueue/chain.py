@@ -1,4 +1,4 @@
-"""One descriptor chain: the guarded walk from a head to its segments, and copies across segments.
+"""The guarded walk over one descriptor chain, from a head to its segments.
 
 Knows descriptors and guest memory; knows neither the rings that carry heads nor what the bytes mean. A chain is valid
 as section 3 of the protocol's virtqueue.md and section 2.7.5 of virtio 1.3 say; an invalid one is still a chain, since
@@ -9,7 +9,6 @@ each of its four fields once, and only these values are judged and used. The wal
 descriptors; one that comes twice is refused at once, since a loop that is rewritten meanwhile would be read twice.
 """
 
-from collections.abc import Sequence
 from typing import Final
 
 from virtaccel.virtqueue.layout import (
@@ -20,48 +19,11 @@ from virtaccel.virtqueue.layout import (
     DESCRIPTOR_BYTES,
     MAX_CHAIN_BYTES,
 )
-from virtaccel.virtqueue.memory import Fault, GuestMemory
+from virtaccel.virtqueue.memory import GuestMemory
+from virtaccel.virtqueue.segments import Chain, Fault
 
 _decode = DESCRIPTOR.unpack_from  # bound once: an attribute of a Struct costs as much as unpacking with it
 KNOWN_FLAGS: Final = DESC_NEXT | DESC_WRITE  # the two lowest bits, so any other flag makes a greater number
-Segments = Sequence[memoryview]
-
-
-class Chain:
-    """A popped chain. `head` is the driver's token for it, kept as it came, even when it is no descriptor's index.
-
-    `readable` and `writable` are the driver's bytes in order, as views of guest memory of at least one byte each;
-    `readable_bytes` and `writable_bytes` their totals. `broken` is None, or the reason why the topology is invalid, and
-    then there are no segments. `epoch` is the queue's, see `DeviceQueue.reset`.
-    """
-
-    __slots__ = ("broken", "epoch", "head", "readable", "readable_bytes", "writable", "writable_bytes")
-
-    def __init__(
-        self,
-        head: int,
-        readable: tuple[memoryview, ...] = (),
-        writable: tuple[memoryview, ...] = (),
-        readable_bytes: int = 0,
-        writable_bytes: int = 0,
-        broken: str | None = None,
-        epoch: int = 0,
-    ) -> None:
-        self.head = head
-        self.readable = readable
-        self.writable = writable
-        self.readable_bytes = readable_bytes
-        self.writable_bytes = writable_bytes
-        self.broken = broken
-        self.epoch = epoch
-
-    @classmethod
-    def over(cls, head: int, readable: Segments, writable: Segments) -> "Chain":
-        """A chain over segments that are already at hand, no ring involved; totals are computed."""
-        return cls(head, tuple(readable), tuple(writable), sum(map(len, readable)), sum(map(len, writable)))
-
-    def __repr__(self) -> str:
-        return f"Chain({self.head}: {self.broken or f'{self.readable_bytes} readable, {self.writable_bytes} writable'})"
 
 
 def walk(memory: GuestMemory, table: memoryview, size: int, limit: int, head: int, epoch: int = 0) -> Chain:
@@ -131,63 +93,3 @@ def _why_refused(flags: int) -> str:
     if flags & DESC_INDIRECT:
         return "an indirect table, which is not offered"
     return f"unknown descriptor flags {flags:#x}" if flags & ~KNOWN_FLAGS else "a descriptor of no bytes"
-
-
-def window(segments: Segments, offset: int, length: int) -> list[memoryview]:
-    """The views that make up bytes `offset` to `offset + length` of the concatenated segments. No byte is copied.
-
-    Raises Fault if the segments hold fewer, or if either number is negative.
-    """
-    if offset < 0 or length < 0:
-        raise Fault(f"{length} bytes at offset {offset} of a chain")
-    views = []
-    left = length
-    for segment in segments:
-        if left == 0:
-            break
-        if offset >= len(segment):
-            offset -= len(segment)
-            continue
-        views.append(segment[offset : offset + left])
-        left -= len(views[-1])
-        offset = 0
-    if left:
-        raise Fault(f"a chain ends {left} bytes early")
-    return views
-
-
-def gather(segments: Segments, offset: int, length: int) -> bytes:
-    """A private copy of `length` bytes at `offset`: the fixed part of a frame, safe from later changes. Or Fault."""
-    if segments and offset >= 0 and length >= 0 and offset + length <= len(segments[0]):
-        return bytes(segments[0][offset : offset + length])
-    return b"".join(window(segments, offset, length))
-
-
-def gather_into(segments: Segments, offset: int, target: memoryview) -> None:
-    """Fill `target` (writable, format B) from `offset` on: the one copy of bulk data out of guest memory.
-
-    Raises Fault, with nothing copied, if the segments hold fewer bytes than `target`.
-    """
-    position = 0
-    for view in window(segments, offset, len(target)):
-        following = position + len(view)
-        target[position:following] = view
-        position = following
-
-
-def scatter(segments: Segments, offset: int, source: bytes | bytearray | memoryview) -> None:
-    """Write `source` (bytes, or a view of format B) at `offset` of the segments: the one copy into guest memory.
-
-    Raises Fault, with nothing written, if the segments hold fewer bytes than `source` from there on.
-    """
-    length = len(source)
-    if segments and offset >= 0 and offset + length <= len(segments[0]):
-        segments[0][offset : offset + length] = source
-        return
-    views = window(segments, offset, length)
-    whole = memoryview(source)
-    position = 0
-    for view in views:
-        following = position + len(view)
-        view[:] = whole[position:following]
-        position = following

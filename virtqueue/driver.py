@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from virtaccel.virtqueue.barrier import WEAKLY_ORDERED, fence
+from virtaccel.virtqueue.errors import Backpressure, DeviceMisbehaved
 from virtaccel.virtqueue.layout import (
     AVAIL_FLAGS,
     AVAIL_INDEX,
@@ -41,14 +42,6 @@ Range = tuple[int, int]
 _encode: Final = DESCRIPTOR.pack_into
 _decode_used: Final = USED_ELEMENT.unpack_from
 _new_tuple: Final = tuple.__new__  # NamedTuple's constructor without its handling of keywords
-
-
-class Backpressure(Exception):
-    """Too few free descriptors just now: nothing was published; collect something, then publish the same again."""
-
-
-class DeviceMisbehaved(Exception):
-    """The device returned what it was never given, or more than it was given. Only a reset helps."""
 
 
 class Used(NamedTuple):

@@ -1,6 +1,6 @@
 """Guest memory: regions of any backing at guest-physical addresses, and the way from an address to bytes.
 
-Knows addresses, bounds and the barrier. It must not know rings, frames or how a region came to be mapped. Addresses and
+Knows addresses and bounds. It must not know rings, frames or how a region came to be mapped. Addresses and
 lengths come from a hostile guest or front end: every one is checked before a view is made. Guest-physical addresses are
 those of descriptors (virtio 1.3, 2.7.5); user addresses are the front end's own, which vhost-user uses for the parts of
 a ring ("Memory access", vhost-user protocol).
@@ -15,21 +15,12 @@ from itertools import pairwise
 from mmap import mmap
 from typing import Final
 
-from virtaccel.virtqueue.barrier import WEAKLY_ORDERED, fence
-
-__all__ = ["ADDRESS_SPACE", "WEAKLY_ORDERED", "Buffer", "Fault", "GuestMemory", "Region", "RegionError", "fence"]
+from virtaccel.virtqueue.errors import RegionError
+from virtaccel.virtqueue.segments import Fault
 
 ADDRESS_SPACE: Final = 1 << 64
 
 Buffer = bytearray | memoryview | mmap
-
-
-class Fault(Exception):
-    """An address range that no region holds wholly, or that runs over the end of the address space."""
-
-
-class RegionError(ValueError):
-    """A region that cannot be, or regions that cannot be together."""
 
 
 class Region:

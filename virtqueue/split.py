@@ -15,7 +15,9 @@ import ctypes
 from itertools import count
 from typing import Final
 
-from virtaccel.virtqueue.chain import Chain, walk
+from virtaccel.virtqueue.barrier import WEAKLY_ORDERED, fence
+from virtaccel.virtqueue.chain import walk
+from virtaccel.virtqueue.errors import RingError
 from virtaccel.virtqueue.layout import (
     AVAIL_ALIGNMENT,
     AVAIL_FLAGS,
@@ -37,15 +39,12 @@ from virtaccel.virtqueue.layout import (
     is_queue_size,
     used_bytes,
 )
-from virtaccel.virtqueue.memory import WEAKLY_ORDERED, Fault, GuestMemory, fence
+from virtaccel.virtqueue.memory import GuestMemory
+from virtaccel.virtqueue.segments import Chain, Fault
 
 HARD_MAX_CHAIN_DESCRIPTORS: Final = 256
 _encode_used: Final = USED_ELEMENT.pack_into  # bound once: an attribute of a Struct costs as much as packing with it
 _EPOCHS: Final = count(1)  # one sequence for all queues, so that no chain fits a queue it was not popped from
-
-
-class RingError(Exception):
-    """The ring itself is wrong: size, address, or an available index that jumped. The ring is stopped."""
 
 
 class DeviceQueue:

@@ -13,10 +13,10 @@ import os
 import stat
 from typing import NamedTuple
 
-from virtaccel.device.vhost_user.message import MemoryRegion
-from virtaccel.device.vhost_user.session import Refused
+from virtaccel.device.front_end import MemoryRegion, Refused
 from virtaccel.processes.sealed import is_sealed
-from virtaccel.virtqueue.memory import GuestMemory, Region, RegionError
+from virtaccel.virtqueue.errors import RegionError
+from virtaccel.virtqueue.memory import GuestMemory, Region
 
 _ADVICE = tuple(
     getattr(mmap, name) for name in ("MADV_DONTDUMP", "MADV_DONTFORK") if hasattr(mmap, name)

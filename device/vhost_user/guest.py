@@ -15,20 +15,22 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from virtaccel.device.engine import Health
+from virtaccel.device.front_end import MemoryRegion, Refused, RingSetup
 from virtaccel.device.loop import mapping
+from virtaccel.device.loop.event_loop import Scope
 from virtaccel.device.loop.events import Kick, Signal
 from virtaccel.device.loop.mapping import Mapped
 from virtaccel.device.pacing import Spin
 from virtaccel.device.ring_service import BATCH, Device, RingService
-from virtaccel.device.vhost_user.message import MAX_MEMORY_SLOTS, MemoryRegion
-from virtaccel.device.vhost_user.session import Descriptors, Refused, RingSetup
-from virtaccel.virtqueue.chain import Chain
+from virtaccel.device.vhost_user.message import MAX_MEMORY_SLOTS
+from virtaccel.device.vhost_user.session import Descriptors
+from virtaccel.virtqueue.errors import RingError
 from virtaccel.virtqueue.layout import Placement, available_bytes, descriptor_bytes, used_bytes
-from virtaccel.virtqueue.memory import Fault, GuestMemory
-from virtaccel.virtqueue.split import DeviceQueue, RingError
+from virtaccel.virtqueue.memory import GuestMemory
+from virtaccel.virtqueue.segments import Chain, Fault
+from virtaccel.virtqueue.split import DeviceQueue
 
 _SILENT_KICKS = 8
 _BATCHES_A_SPIN = 16
@@ -48,27 +50,12 @@ class Settings:
     wary: bool = True
 
 
-class Loop(Protocol):
-    """What a guest needs of the event loop. Callbacks run in the loop's one thread."""
-
-    def watch(self, fd: int, callback: Callable[[], None]) -> None:
-        """Call when `fd` is readable. Raises OSError for a descriptor that cannot be watched."""
-
-    def forget(self, fd: int) -> None: ...
-
-    def again(self, service: Callable[[], None], wanted: bool) -> None:
-        """Whether to call `service` in the next turn, readable descriptors or not."""
-
-    def poll(self, service: Callable[[], None], wanted: bool) -> None:
-        """Whether to call `service` every so often, for a front end that does not kick."""
-
-
 class ConnectedGuest:
     """The world of one session. `started` is called for a kick while the ring does not run, `after_reset` when the
     device has been reset and may have another backend."""
 
     def __init__(
-        self, device: Device, settings: Settings, loop: Loop, log: logging.Logger, after_reset: Callable[[], None]
+        self, device: Device, settings: Settings, loop: Scope, log: logging.Logger, after_reset: Callable[[], None]
     ) -> None:
         self.started: Callable[[], None] = lambda: None
         self._after_reset = after_reset

@@ -12,6 +12,8 @@ from enum import IntEnum, IntFlag
 from struct import Struct
 from typing import NamedTuple
 
+from virtaccel.device.front_end import MemoryRegion
+
 HEADER = Struct("=III")
 U64 = Struct("=Q")
 VRING_STATE = Struct("=II")
@@ -147,15 +149,6 @@ class VringAddress(NamedTuple):
     used: int
     available: int
     log: int
-
-
-class MemoryRegion(NamedTuple):
-    """One piece of guest memory: `size` bytes from `offset` of its descriptor's file."""
-
-    guest_address: int
-    size: int
-    user_address: int
-    offset: int
 
 
 class VringFd(NamedTuple):

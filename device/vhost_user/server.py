@@ -1,8 +1,8 @@
-"""The one loop of the daemon: listeners, connections, kicks, finished loads and signals, for every guest it serves.
+"""Everybody that a daemon serves, on one event loop: listeners, connections, backends with news.
 
-Knows descriptors and turns. Everything else happens in callbacks, each of them bounded: a connection handles a few
-messages a turn, a ring a few chains. One front end at a time per socket; the next is accepted when it has gone. What
-goes wrong while serving one front end ends that connection and nothing else.
+Knows who belongs to whom and in which order things end. What happens in a turn is bounded: a connection handles a few
+messages, a ring a few chains. One front end at a time per socket; the next is accepted when it has gone. What goes
+wrong while serving one front end ends that connection and nothing else.
 """
 
 from __future__ import annotations
@@ -10,15 +10,11 @@ from __future__ import annotations
 import errno
 import logging
 import selectors
-import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import FrameType
-from typing import NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
-from virtaccel.device.loop.bell import bell
+from virtaccel.device.loop.event_loop import Callback, EventLoop, Scope, stopped_by_signals
 from virtaccel.device.ring_service import Device
 from virtaccel.device.vhost_user.channel import Channel, Closed
 from virtaccel.device.vhost_user.guest import ConnectedGuest, Settings
@@ -26,101 +22,14 @@ from virtaccel.device.vhost_user.message import MessageError
 from virtaccel.device.vhost_user.session import EndSession, Session
 from virtaccel.device.vhost_user.sockets import Listener
 
-Callback: TypeAlias = Callable[[], None]
-Fail: TypeAlias = Callable[[Exception], None]
 Source: TypeAlias = Listener | socket.socket
 """Where front ends come from: a listener, or the one connection there will ever be."""
 
-POLLED_RING_S = 0.001
-"""How often a ring is looked at whose front end asked for polling instead of kicks."""
-_MESSAGES_A_TURN = 16
-_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-_ACCEPT_AGAIN_S = 0.25
-"""Rest before accepting again when descriptors or memory have run out: the front end that waits keeps its place."""
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-
-
-class Entry(NamedTuple):
-    """A callback, and who hears of an exception out of it."""
-
-    callback: Callback
-    fail: Fail
-
-
-class EventLoop:
-    """Readable descriptors and work left over, in turns."""
-
-    def __init__(self) -> None:
-        bell()  # before descriptors can run out
-        self.selector = selectors.DefaultSelector()
-        self.again: dict[Callback, Fail] = {}
-        self.polled: dict[Callback, Fail] = {}
-        self._running = False
-
-    def run(self) -> None:
-        """Until `stop`."""
-        self._running = True
-        select, again, polled = self.selector.select, self.again, self.polled
-        while self._running:
-            for key, _ in select(0 if again else POLLED_RING_S if polled else None):
-                callback, fail = key.data
-                try:
-                    callback()
-                except Exception as error:
-                    fail(error)
-            for callback, fail in (*again.items(), *polled.items()) if again or polled else ():
-                try:
-                    callback()
-                except Exception as error:
-                    fail(error)
-
-    def stop(self) -> None:
-        self._running = False
-
-    def close(self) -> None:
-        self.selector.close()
-
-
-class Scope:
-    """The part of the loop that belongs to one owner, which hears of failures and ends all of it at once."""
-
-    def __init__(self, loop: EventLoop, fail: Fail) -> None:
-        self._loop = loop
-        self._fail = fail
-        self._fds: set[int] = set()
-        self._services: set[Callback] = set()
-
-    def watch(self, fd: int, callback: Callback, events: int = selectors.EVENT_READ) -> None:
-        self._loop.selector.register(fd, events, Entry(callback, self._fail))
-        self._fds.add(fd)
-
-    def change(self, fd: int, callback: Callback, events: int) -> None:
-        self._loop.selector.modify(fd, events, Entry(callback, self._fail))
-
-    def forget(self, fd: int) -> None:
-        if fd in self._fds:
-            self._fds.remove(fd)
-            self._loop.selector.unregister(fd)
-
-    def again(self, service: Callback, wanted: bool) -> None:
-        self._wish(self._loop.again, service, wanted)
-
-    def poll(self, service: Callback, wanted: bool) -> None:
-        self._wish(self._loop.polled, service, wanted)
-
-    def _wish(self, wishes: dict[Callback, Fail], service: Callback, wanted: bool) -> None:
-        if wanted:
-            wishes[service] = self._fail
-            self._services.add(service)
-        else:
-            wishes.pop(service, None)
-
-    def close(self) -> None:
-        for fd in tuple(self._fds):
-            self.forget(fd)
-        for service in self._services:
-            self.again(service, False)
-            self.poll(service, False)
+# A front end sends about a dozen messages to start; with 16 it is served in one turn, and no flood holds up the others.
+_MESSAGES_A_TURN: Final = 16
+_EXHAUSTED: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+# Rest before accepting again when descriptors or memory have run out: the front end that waits keeps its place.
+_ACCEPT_AGAIN_S: Final = 0.25
 
 
 class Connection:
@@ -307,37 +216,9 @@ class Server:
         """Until SIGTERM or SIGINT, or until no front end can come any more. Gives everything back, whatever happens."""
         try:
             if self._open:
-                with _signals(self._loop):
+                with stopped_by_signals(self._loop):
                     self._loop.run()
         finally:
             for port in self._ports:
                 port.close()
             self._loop.close()
-
-
-@contextmanager
-def _signals(loop: EventLoop) -> Iterator[None]:
-    """SIGTERM and SIGINT end the loop between two turns, through a descriptor that it watches."""
-    ours, theirs = socket.socketpair()
-    ours.setblocking(False)
-    theirs.setblocking(False)
-
-    def handler(_number: int, _frame: FrameType | None) -> None:
-        """Only here so that the signal does not act by itself: Python writes its number to the wakeup descriptor."""
-
-    old_fd = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
-    old = [signal.signal(number, handler) for number in _STOP_SIGNALS]
-    loop.selector.register(ours, selectors.EVENT_READ, Entry(loop.stop, _raise))
-    try:
-        yield
-    finally:
-        loop.selector.unregister(ours)
-        for number, action in zip(_STOP_SIGNALS, old, strict=True):
-            signal.signal(number, action)
-        signal.set_wakeup_fd(old_fd)
-        ours.close()
-        theirs.close()
-
-
-def _raise(error: Exception) -> None:
-    raise error

@@ -19,8 +19,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
+from virtaccel.device.front_end import MemoryRegion, Refused, RingSetup
 from virtaccel.device.vhost_user import message as m
 from virtaccel.device.vhost_user.message import Message, ProtocolFeature, Request
 
@@ -45,10 +46,6 @@ MAX_RING_SIZE = 32768
 STATUS_NEEDS_RESET = 0x40
 
 
-class Refused(Exception):
-    """The request is well formed and not granted; the text is for the log."""
-
-
 class EndSession(Exception):
     """This connection cannot go on; the text is for the log."""
 
@@ -61,16 +58,6 @@ class Descriptors(Protocol):
         """The first descriptor that nobody has taken."""
 
 
-class RingSetup(NamedTuple):
-    """A split ring: number of descriptors, parts in front-end user addresses, next available index to read."""
-
-    size: int
-    descriptors: int
-    available: int
-    used: int
-    base: int
-
-
 class Guest(Protocol):
     """What a session does to the world: guest memory, the ring and the engine behind it. May raise Refused."""
 
@@ -81,9 +68,9 @@ class Guest(Protocol):
     @property
     def needs_reset(self) -> bool: ...
 
-    def replace_memory(self, regions: tuple[m.MemoryRegion, ...], fds: Descriptors) -> None: ...
-    def add_memory(self, region: m.MemoryRegion, fds: Descriptors) -> None: ...
-    def remove_memory(self, region: m.MemoryRegion) -> None: ...
+    def replace_memory(self, regions: tuple[MemoryRegion, ...], fds: Descriptors) -> None: ...
+    def add_memory(self, region: MemoryRegion, fds: Descriptors) -> None: ...
+    def remove_memory(self, region: MemoryRegion) -> None: ...
 
     def check_ring(self, setup: RingSetup) -> None:
         """Refuses parts that are misaligned or outside the memory, if there is memory yet."""

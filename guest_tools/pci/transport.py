@@ -20,7 +20,7 @@ from virtaccel.guest_tools.transport.base import Backpressure, Completion, Confi
 from virtaccel.guest_tools.transport.raw import RawRing
 from virtaccel.guest_tools.transport.ring import CommandRing, block_bytes
 from virtaccel.virtqueue import layout
-from virtaccel.virtqueue.driver import DeviceMisbehaved
+from virtaccel.virtqueue.errors import DeviceMisbehaved
 
 LARGEST_QUEUE = 256
 # A ring must be contiguous for the device; of this size it fits one ordinary page.

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
 from virtaccel.device import wire
-from virtaccel.virtqueue.driver import Backpressure
+from virtaccel.virtqueue.errors import Backpressure
 
 __all__ = [
     "Backpressure",

@@ -25,8 +25,9 @@ from virtaccel.guest_tools.errors import Unavailable
 from virtaccel.guest_tools.transport.base import Completion, Config, Part, Shared, TransportError, decode_config
 from virtaccel.guest_tools.transport.raw import RawRing
 from virtaccel.guest_tools.transport.ring import CommandRing, block_bytes
+from virtaccel.virtqueue.errors import RingError
 from virtaccel.virtqueue.memory import GuestMemory, Region
-from virtaccel.virtqueue.split import DeviceQueue, RingError
+from virtaccel.virtqueue.split import DeviceQueue
 
 BACKENDS = "virtaccel.backends"
 DEFAULT_BACKEND = "openvino"

@@ -15,7 +15,8 @@ from typing import Final, NamedTuple, TypeAlias
 
 from virtaccel.guest_tools.transport.base import Backpressure, Completion, Part, Shared, TransportError
 from virtaccel.guest_tools.transport.raw import RawRing
-from virtaccel.virtqueue.driver import DeviceMisbehaved, DriverQueue
+from virtaccel.virtqueue.driver import DriverQueue
+from virtaccel.virtqueue.errors import DeviceMisbehaved
 from virtaccel.virtqueue.layout import Placement, ring_bytes
 
 PAGE_BYTES: Final = 4096

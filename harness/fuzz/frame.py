@@ -19,7 +19,7 @@ from virtaccel.device.objects import Namespaces
 from virtaccel.device.reference import FORMAT, INFO, Operation, Program, Reference, Script
 from virtaccel.harness.fuzz import strict
 from virtaccel.harness.fuzz.target import WORDS, Finding, mutate_bytes
-from virtaccel.virtqueue.chain import Chain
+from virtaccel.virtqueue.segments import Chain
 
 HEADER: Final = 4
 CANARY: Final = b"\xc5" * 4096

@@ -15,9 +15,10 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from virtaccel.harness.fuzz.target import Finding, mutate_bytes
-from virtaccel.virtqueue.chain import Chain
+from virtaccel.virtqueue.errors import RingError
 from virtaccel.virtqueue.memory import GuestMemory, Region
-from virtaccel.virtqueue.split import DeviceQueue, RingError
+from virtaccel.virtqueue.segments import Chain
+from virtaccel.virtqueue.split import DeviceQueue
 
 _DESCRIPTOR: Final = Struct("<QIHH")
 _U16: Final = Struct("<H")

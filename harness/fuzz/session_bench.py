@@ -22,7 +22,7 @@ from virtaccel.harness.fuzz.contract_checker import ContractChecker
 from virtaccel.harness.fuzz.frame import quiet
 from virtaccel.harness.fuzz.session_model import Bounds
 from virtaccel.harness.fuzz.target import Finding
-from virtaccel.virtqueue.chain import Chain
+from virtaccel.virtqueue.segments import Chain
 
 PAGE: Final = 4096
 ROOM: Final = 160

@@ -17,10 +17,11 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
+from virtaccel.device.loop.event_loop import EventLoop
 from virtaccel.device.reference import Reference
 from virtaccel.device.ring_service import Device
 from virtaccel.device.vhost_user.guest import Settings
-from virtaccel.device.vhost_user.server import Connection, EventLoop
+from virtaccel.device.vhost_user.server import Connection
 from virtaccel.guest_tools.errors import Unavailable
 from virtaccel.harness.fuzz.frame import quiet
 from virtaccel.harness.fuzz.target import Finding, mutate_bytes

@@ -13,7 +13,8 @@ from rings import RawRing
 from virtaccel.device.engine import Health
 from virtaccel.device.reference import Reference, Script
 from virtaccel.device.ring_service import Device, RingService
-from virtaccel.virtqueue.split import DeviceQueue, RingError
+from virtaccel.virtqueue.errors import RingError
+from virtaccel.virtqueue.split import DeviceQueue
 
 INFO_FRAME = request(CODES["GET_DEVICE_INFO"], request_id=5)
 

@@ -21,7 +21,7 @@ from virtaccel.device.engine import Health
 from virtaccel.device.reference import INFO, Doubt, Operation, Program, Reference, Refuse, Script
 from virtaccel.device.reset import ResetReport
 from virtaccel.device.wire import Status
-from virtaccel.virtqueue.driver import Backpressure
+from virtaccel.virtqueue.errors import Backpressure
 
 NAMES = (
     "complete_lifecycle", "out_of_order", "backpressure", "notification_suppression", "short_response", "timeout",

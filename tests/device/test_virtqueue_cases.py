@@ -28,7 +28,7 @@ from frames import (
 from virtaccel.device.engine import Health
 from virtaccel.device.reference import Doubt, Reference, Script
 from virtaccel.device.wire import Status
-from virtaccel.virtqueue.chain import Chain
+from virtaccel.virtqueue.segments import Chain
 
 INFO_FRAME = request(CODES["GET_DEVICE_INFO"], request_id=5)
 

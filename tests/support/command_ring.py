@@ -15,10 +15,10 @@ from virtaccel.device.backend import Backend
 from virtaccel.device.config import DeviceConfig, ResourcePolicy
 from virtaccel.device.reset import ResetReport
 from virtaccel.device.ring_service import Device, RingService
-from virtaccel.virtqueue.chain import Chain
 from virtaccel.virtqueue.driver import DriverQueue
 from virtaccel.virtqueue.layout import ring_bytes
 from virtaccel.virtqueue.memory import GuestMemory, Region
+from virtaccel.virtqueue.segments import Chain
 from virtaccel.virtqueue.split import DeviceQueue
 
 BASE = 0x8000_0000

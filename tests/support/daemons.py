@@ -17,8 +17,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
+from virtaccel.device.front_end import MemoryRegion
 from virtaccel.device.vhost_user import message as m
-from virtaccel.device.vhost_user.message import MemoryRegion, Request
+from virtaccel.device.vhost_user.message import Request
 from virtaccel.guest_tools.transport.vhost_user import WANTED_FEATURES, WANTED_PROTOCOL_FEATURES, FrontEnd
 from virtaccel.virtqueue.driver import DriverQueue, Used
 from virtaccel.virtqueue.layout import Placement, ring_bytes

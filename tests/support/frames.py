@@ -14,7 +14,7 @@ from virtaccel.device.config import DeviceConfig, ResourcePolicy
 from virtaccel.device.engine import Engine
 from virtaccel.device.objects import Namespaces
 from virtaccel.device.reference import FORMAT, INFO, Operation, Program, Reference, Script
-from virtaccel.virtqueue.chain import Chain
+from virtaccel.virtqueue.segments import Chain
 
 CODES = {
     "GET_DEVICE_INFO": 0x0001,

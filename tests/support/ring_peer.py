@@ -14,8 +14,8 @@ import time
 
 from rings import BASE, BYTES, DATA, INDIRECT, NEXT, WRITE
 
-from virtaccel.virtqueue.chain import gather, scatter
 from virtaccel.virtqueue.memory import GuestMemory, Region
+from virtaccel.virtqueue.segments import gather, scatter
 from virtaccel.virtqueue.split import DeviceQueue
 
 

@@ -10,9 +10,10 @@ import logging
 
 import pytest
 
+from virtaccel.device.front_end import MemoryRegion, Refused, RingSetup
 from virtaccel.device.vhost_user import message as m
-from virtaccel.device.vhost_user.message import MemoryRegion, Message, Request
-from virtaccel.device.vhost_user.session import Descriptors, EndSession, Refused, RingSetup, Session
+from virtaccel.device.vhost_user.message import Message, Request
+from virtaccel.device.vhost_user.session import Descriptors, EndSession, Session
 
 PF = 1 << 30
 V1 = 1 << 32

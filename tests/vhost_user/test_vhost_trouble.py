@@ -17,13 +17,14 @@ from daemons import GUEST, USER, Memory, Vm, readable, wait_until
 from frames import BUSY, CODES, DEVICE_LOST, OK, STALE_OBJECT, load, request
 
 from virtaccel.device.backend import BackendUnavailable
+from virtaccel.device.loop.event_loop import EventLoop
 from virtaccel.device.reference import Break, Operation, Program, Reference, Script
 from virtaccel.device.ring_service import Device
 from virtaccel.device.vhost_user import message as m
 from virtaccel.device.vhost_user import sockets
 from virtaccel.device.vhost_user.guest import Settings
 from virtaccel.device.vhost_user.message import Request
-from virtaccel.device.vhost_user.server import EventLoop, Port
+from virtaccel.device.vhost_user.server import Port
 from virtaccel.virtqueue.driver import Used
 
 ARTIFACT = Program(Operation.XOR, 1, 1, 1, 0).pack()

@@ -5,8 +5,9 @@ import mmap
 import pytest
 from rings import BASE, BYTES, DATA, RawRing, shared_buffer, start_peer
 
+from virtaccel.virtqueue.errors import RingError
 from virtaccel.virtqueue.memory import GuestMemory, Region
-from virtaccel.virtqueue.split import DeviceQueue, RingError
+from virtaccel.virtqueue.split import DeviceQueue
 
 
 @pytest.mark.parametrize("size", [-1, 0, 3, 6, 100, 257, 32767, 32769, 65535, 65536, 1 << 20])

@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from virtaccel.virtqueue.memory import Buffer, Fault, GuestMemory, Region, RegionError
+from virtaccel.virtqueue.errors import RegionError
+from virtaccel.virtqueue.memory import Buffer, GuestMemory, Region
+from virtaccel.virtqueue.segments import Fault
 
 
 def joined(views: list[memoryview]) -> bytes:

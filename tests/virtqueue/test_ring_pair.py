@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rings import BASE, BYTES, DATA, shared_buffer, start_peer
 
-from virtaccel.virtqueue.chain import Chain, gather, scatter
-from virtaccel.virtqueue.driver import Backpressure, DeviceMisbehaved, DriverQueue, Used
+from virtaccel.virtqueue.driver import DriverQueue, Used
+from virtaccel.virtqueue.errors import Backpressure, DeviceMisbehaved
 from virtaccel.virtqueue.layout import place, ring_bytes
 from virtaccel.virtqueue.memory import GuestMemory, Region
+from virtaccel.virtqueue.segments import Chain, gather, scatter
 from virtaccel.virtqueue.split import DeviceQueue
 
 
