@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import select
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 from virtaccel.device.backend import (
-    RELEASED,
     Accepted,
     Artifact,
     Backend,
@@ -17,10 +14,7 @@ from virtaccel.device.backend import (
     Binding,
     BufferRequest,
     Loaded,
-    Loading,
     Polled,
-    Rejected,
-    ReleaseRejected,
 )
 from virtaccel.device.reference import FORMAT, Operation, Program, Reference, Script, open_backend
 from virtaccel.device.wire import Access, EventState, Status
@@ -121,71 +115,7 @@ def test_programs_that_are_none(backend: Reference, payload: bytes, status: Stat
     assert backend.live == before
 
 
-def test_many_readers_or_one_writer(backend: Reference) -> None:
-    context = backend.create_context()
-    queue = backend.create_queue(context)
-    program = loaded(backend, context, Program(Operation.XOR, 1, 1, 1, 0))
-    source, first, second = (buffer(backend, context, b"12") for _ in range(3))
-
-    def submit(one: object, two: object) -> Any:
-        return backend.submit(queue, program, [Binding(one, 0, 2, 0, READ), Binding(two, 0, 2, 1, WRITE)], 0)
-
-    assert isinstance(submit(source, first), Accepted)
-    assert isinstance(submit(source, second), Accepted)
-    assert submit(first, source) == Rejected(Status.BUSY)
-    assert submit(source, first) == Rejected(Status.BUSY)
-    assert submit(source, source) == Rejected(Status.BUSY)
-    for busy in (source, first):
-        with pytest.raises(BackendError) as caught:
-            backend.write_buffer(busy, 0, [memoryview(b"x")])
-        assert caught.value.status is Status.BUSY
-    with pytest.raises(BackendError):
-        contents(backend, first, 2)
-    assert contents(backend, source, 2) == b"12"
-    assert backend.free_buffer(first) == ReleaseRejected(Status.BUSY)
-    backend.complete()
-    assert backend.free_buffer(first) is RELEASED
-
-
-def test_fileno_becomes_readable_when_something_ended(backend: Reference) -> None:
-    def readable() -> bool:
-        return bool(select.select([backend.fileno()], [], [], 0)[0])
-
-    backend.script.deferred_loads = True
-    context = backend.create_context()
-    assert not readable()
-    outcome = backend.load_program(context, artifact(Program(Operation.XOR, 1, 1, 1, 0)))
-    assert isinstance(outcome, Loading)
-    assert backend.poll_load(outcome.ticket) is None
-    backend.finish_load()
-    assert readable()
-    backend.acknowledge()
-    assert not readable()
-    backend.acknowledge()
-    assert isinstance(backend.poll_load(outcome.ticket), Loaded)
-
-
-def test_abandoned_load_is_forgotten(backend: Reference) -> None:
-    backend.script.deferred_loads = True
-    context = backend.create_context()
-    outcome = backend.load_program(context, artifact(Program(Operation.XOR, 1, 1, 1, 0)))
-    assert isinstance(outcome, Loading)
-    backend.abandon_load(outcome.ticket)
-    assert backend.live == 1
-    assert backend.destroy_context(context) is RELEASED
-    assert backend.live == 0
-
-
 def test_handles_of_another_kind_are_a_bug_and_say_so(backend: Reference) -> None:
     context = backend.create_context()
     with pytest.raises(TypeError):
         backend.free_buffer(context)
-
-
-def test_out_of_memory_and_alignment(backend: Reference) -> None:
-    context = backend.create_context()
-    for size, alignment, status in ((1 << 62, 64, Status.OUT_OF_MEMORY), (64, 1 << 20, Status.UNSUPPORTED)):
-        with pytest.raises(BackendError) as caught:
-            backend.allocate_buffer(context, BufferRequest(size, alignment, 3, 31))
-        assert caught.value.status is status
-    assert backend.live == 1

@@ -108,22 +108,6 @@ def lost(backend: IsolatedBackend) -> str:
 # ---- what works
 
 
-def test_a_program_runs_in_the_memory_that_both_have(backend: IsolatedBackend) -> None:
-    room = Room(backend)
-    data = os.urandom(room.size)
-    room.write(room.source, data)
-    event = room.submit()
-    assert ended(backend, event) == COMPLETE
-    assert room.read(room.target) == bytes(byte ^ 0x5A for byte in data)
-    assert backend.poll_event(event) == COMPLETE, "terminal states stay"
-    assert backend.destroy_event(event) is RELEASED
-    for buffer in (room.source, room.target):
-        assert backend.free_buffer(buffer) is RELEASED
-    assert backend.unload_program(room.program) is RELEASED
-    assert backend.destroy_queue(room.queue) is RELEASED
-    assert backend.destroy_context(room.context) is RELEASED
-
-
 def test_the_process_of_the_daemon_runs_nothing_itself(backend: IsolatedBackend, opener: WorkerLauncher) -> None:
     room = Room(backend)
     worker = backend._process.born(1.0)  # type: ignore[attr-defined]
@@ -235,15 +219,6 @@ def test_buffers_of_cancelled_work_that_goes_on_stay_in_use(backend: IsolatedBac
             assert caught.value.status is Status.BUSY
 
 
-def test_completion_that_won_makes_a_cancel_busy(backend: IsolatedBackend) -> None:
-    room = Room(backend)
-    event = room.submit()
-    with pytest.raises(BackendError) as caught:
-        backend.cancel_event(event)
-    assert caught.value.status is Status.BUSY
-    assert ended(backend, event) == COMPLETE
-
-
 def test_slots_come_back_and_their_old_words_mean_nothing(backend: IsolatedBackend) -> None:
     room = Room(backend, PEND)
     for _ in range(300):
@@ -262,19 +237,6 @@ def test_a_thousand_bindings_cross(backend: IsolatedBackend) -> None:
 
 
 # ---- loads
-
-
-def test_a_load_ends_later_and_says_so(backend: IsolatedBackend) -> None:
-    room = Room(backend)
-    outcome = room.offer(LATE_LOAD)
-    assert isinstance(outcome, Loading)
-    assert select.select([backend.fileno()], [], [], 20.0)[0]
-    backend.acknowledge()
-    assert not select.select([backend.fileno()], [], [], 0)[0]
-    loaded = backend.poll_load(outcome.ticket)
-    assert isinstance(loaded, Loaded)
-    room.program = loaded.program
-    assert ended(backend, room.submit()) == COMPLETE
 
 
 def test_an_abandoned_load_is_forgotten_however_it_stands(backend: IsolatedBackend) -> None:
@@ -501,4 +463,3 @@ def test_words_on_the_board() -> None:
         with pytest.raises(ProtocolError):
             page.look(9, 3)
     page.close()
-
