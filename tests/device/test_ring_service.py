@@ -53,22 +53,6 @@ def test_work_that_arrives_while_kicks_are_being_enabled_is_announced() -> None:
     assert ring.service.service()
 
 
-def test_more_commands_than_the_ring_and_its_indices_hold() -> None:
-    """70,000 commands, so that both 16-bit indices wrap."""
-    ring = CommandRing(Reference, size=8)
-    driver, service, memory = ring.driver, ring.service, ring.memory
-    place = ring.spare
-    memory[place : place + 16] = INFO_FRAME
-    for number in range(1, 70_001):
-        memory[place + 8 : place + 16] = u64(number)
-        driver.publish([(BASE + place, 16)], [(BASE + place + 64, 92)])
-        service.service()
-        used = driver.collect()
-        assert used is not None
-        assert used.written == 92
-        assert bytes(memory[place + 72 : place + 80]) == u64(number)
-
-
 def test_ring_error_after_good_work_is_notified_and_stops_the_ring_only() -> None:
     raw = RawRing(8)
     device = Device(Reference)

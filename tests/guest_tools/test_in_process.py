@@ -11,7 +11,7 @@ import pytest
 from virtaccel.device import reference
 from virtaccel.device.backend import BackendUnavailable
 from virtaccel.device.config import DeviceConfig, WireConfig
-from virtaccel.device.reference import Doubt, Reference, Refuse
+from virtaccel.device.reference import Reference
 from virtaccel.device.wire import EventState, Status, Usage
 from virtaccel.guest_tools.client import (
     Binding,
@@ -20,7 +20,6 @@ from virtaccel.guest_tools.client import (
     Context,
     DeviceError,
     Event,
-    IndeterminateSubmit,
     Program,
     Queue,
     Request,
@@ -197,15 +196,6 @@ def test_waiting_for_an_event_ends_with_it_or_with_the_time(rig: Open) -> None:
     assert one.session.wait(event) == (EventState.FAILED, Status.DEADLINE_EXPIRED)
 
 
-def test_indeterminate_submission_hands_over_its_event(rig: Open) -> None:
-    one = rig()
-    program, source, target = one.session.call(one.load_request()), one.buffer(8), one.buffer(8)
-    one.backend.script.next("submit", Doubt(Status.INTERNAL_ERROR))
-    with pytest.raises(IndeterminateSubmit) as caught:
-        one.session.call(one.submit_request(program, source, target, 8))
-    assert one.session.call(one.client.poll_event(caught.value.event)).state == EventState.PENDING
-
-
 def test_refusal_reasons_are_kept_for_whoever_runs_the_device(rig: Open) -> None:
     one = rig()
     one.transport.take_reasons()
@@ -237,15 +227,6 @@ def test_vq_019_reset_makes_every_id_stale_and_starts_request_ids_anew(rig: Open
     assert caught.value.status == Status.STALE_OBJECT
     assert one.client.get_device_info().request_id == 2
     assert one.backend.live == 0
-
-
-def test_lost_device_answers_so_until_a_reset_opens_another_backend(rig: Open) -> None:
-    one = rig()
-    one.backend.script.next("create_context", Refuse(Status.DEVICE_LOST))
-    for _ in range(2):
-        with pytest.raises(DeviceError) as caught:
-            one.session.call(one.client.create_context())
-        assert caught.value.status == Status.DEVICE_LOST
 
 
 def test_commands_after_close_fail(rig: Open) -> None:
