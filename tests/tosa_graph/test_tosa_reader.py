@@ -267,18 +267,6 @@ def test_h3_const_shape_lives_in_the_shapes_table() -> None:
     assert shape.name not in graph.main.tensors
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 5, 7])
-def test_h3_odd_counts_of_int4(count: int) -> None:
-    values = [(3 * index) % 15 - 7 for index in range(count)]
-    writer = GraphWriter()
-    writer.output(writer.constant(np.array(values, np.int8), DType.INT4, name="c"))
-    data = read(writer.to_bytes()).main.tensors["c"].data
-    assert data is not None
-    assert len(data) == (count + 1) // 2
-    nibbles = [nibble for byte in data for nibble in (byte & 15, byte >> 4)]
-    assert nibbles == [value & 15 for value in values] + [0] * (count % 2)
-
-
 def by_flatc(source: str) -> bytes:
     """A file as flatc writes it from JSON: what our writer cannot express."""
     with tempfile.TemporaryDirectory() as name:

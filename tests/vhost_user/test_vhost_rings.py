@@ -20,7 +20,6 @@ from virtaccel.virtqueue.layout import place
 
 INFO = 0x0001
 HEADER = struct.Struct("<HHIQ")
-USED = struct.Struct("<II")
 
 
 def info(request_id: int = 1) -> bytes:
