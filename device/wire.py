@@ -124,3 +124,17 @@ CREATE_QUEUE_REQUEST = Struct("<QII")
 SUBMIT_REQUEST = Struct("<QQIIQ")
 BINDING = Struct("<QQQIB3s")
 EVENT_STATE = Struct("<HHI")
+
+
+def _framed(payload: Struct) -> Struct:
+    return Struct(REQUEST_HEADER.format + payload.format.removeprefix("<"))
+
+
+# A request's header and fixed payload as one record: its sender packs both with one call.
+OBJECT_FRAME = _framed(OBJECT)
+CREATE_CONTEXT_FRAME = _framed(CREATE_CONTEXT_REQUEST)
+ALLOCATE_BUFFER_FRAME = _framed(ALLOCATE_BUFFER_REQUEST)
+TRANSFER_BUFFER_FRAME = _framed(TRANSFER_BUFFER_REQUEST)
+LOAD_PROGRAM_FRAME = _framed(LOAD_PROGRAM_REQUEST)
+CREATE_QUEUE_FRAME = _framed(CREATE_QUEUE_REQUEST)
+SUBMIT_FRAME = _framed(SUBMIT_REQUEST)

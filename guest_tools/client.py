@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from struct import Struct
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
 
 from virtaccel.device import wire
 from virtaccel.device.wire import Capability, Domain, EventState, Opcode, Status, Usage
@@ -26,23 +26,24 @@ T = TypeVar("T")
 
 _HEADER_BYTES: Final = wire.RESPONSE_HEADER.size
 _ID_BYTES: Final = wire.OBJECT.size
-_UNPACK_RESPONSE: Final = wire.RESPONSE_HEADER.unpack_from
-# One structure per command that is header and fixed payload together: one pack call on the hot path.
-_BARE: Final = wire.REQUEST_HEADER
-_WITH_ID: Final = Struct("<HHIQQ")
-_CREATE_CONTEXT: Final = Struct("<HHIQII")
-_ALLOCATE_BUFFER: Final = Struct("<HHIQQQQB7xIxxxx")
-_TRANSFER: Final = Struct("<HHIQQQQ")
-_LOAD_PROGRAM: Final = Struct("<HHIQQII12IQQ")
-_CREATE_QUEUE: Final = Struct("<HHIQQII")
-_SUBMIT: Final = Struct("<HHIQQQIIQ")
+_WITH_ID_BYTES: Final = _HEADER_BYTES + _ID_BYTES
+_WITH_STATE_BYTES: Final = _HEADER_BYTES + wire.EVENT_STATE.size
+_SUBMIT_PAYLOAD: Final = wire.SUBMIT_REQUEST.size
+_TRANSFER_PAYLOAD: Final = wire.TRANSFER_BUFFER_REQUEST.size
+_LOAD_PAYLOAD: Final = wire.LOAD_PROGRAM_REQUEST.size
 # What NamedTuple's own constructor ends in, without its handling of keywords: less than half its time.
 _new_tuple: Final = tuple.__new__
-_PACK_WITH_ID: Final = _WITH_ID.pack
-_PACK_SUBMIT: Final = _SUBMIT.pack
+# Bound once: an attribute of a Struct costs as much as packing with it.
+_UNPACK_RESPONSE: Final = wire.RESPONSE_HEADER.unpack_from
+_PACK_WITH_ID: Final = wire.OBJECT_FRAME.pack
+_PACK_SUBMIT: Final = wire.SUBMIT_FRAME.pack
+_PACK_TRANSFER: Final = wire.TRANSFER_BUFFER_FRAME.pack
+# What no program exceeds: the device's own budget decides (section 5.4).
 UNBOUNDED_RESIDENT_BYTES: Final = (1 << 64) - 1
+# Transfers are cut here even where the device takes larger frames: some of them can be under way while the next is
+# copied, and the transport's memory stays small.
 LARGEST_CHUNK: Final = 1 << 20
-_RESERVED_CAPABILITIES: Final = 0b11000
+_RESERVED_CAPABILITIES: Final = 0b11000  # section 5.1: bits 3 and 4
 _DOMAINS: Final = Capability.HOST_VISIBLE_MEMORY | Capability.DEVICE_LOCAL_MEMORY | Capability.SHARED_MEMORY
 
 
@@ -193,21 +194,27 @@ def pack_bindings(bindings: Sequence[Binding]) -> PackedBindings:
     return PackedBindings(len(bindings), b"".join(pack(*binding, b"\0\0\0") for binding in bindings))
 
 
+Decode: TypeAlias = Callable[["Request[T]", memoryview], T]
+
 # Decoders: the header is already checked, status is OK, and len(response) equals 16 + payload_bytes.
+
+
+def _wrong_size(request: Request[Any], response: memoryview, wanted: int) -> ProtocolViolation:
+    got = len(response) - _HEADER_BYTES
+    return ProtocolViolation(f"{Opcode(request.opcode).name}: response carries {got} bytes, not {wanted}")
 
 
 def _decode_nothing(request: Request[None], response: memoryview) -> None:
     if len(response) != _HEADER_BYTES:
-        raise ProtocolViolation(f"{Opcode(request.opcode).name}: response carries {len(response) - 16} bytes, not 0")
+        raise _wrong_size(request, response, 0)
 
 
-def _decode_id(kind: type[Handle]) -> Callable[[Request[Handle], memoryview], Handle]:
+def _decode_id(kind: type[Handle]) -> Decode[Handle]:
     unpack = wire.OBJECT.unpack_from
 
     def decode(request: Request[Handle], response: memoryview) -> Handle:
-        if len(response) != _HEADER_BYTES + _ID_BYTES:
-            name = Opcode(request.opcode).name
-            raise ProtocolViolation(f"{name}: response carries {len(response) - 16} bytes, not 8")
+        if len(response) != _WITH_ID_BYTES:
+            raise _wrong_size(request, response, _ID_BYTES)
         handle = kind(unpack(response, _HEADER_BYTES)[0])
         if not handle:
             raise ProtocolViolation(f"{Opcode(request.opcode).name}: the device returned object ID 0")
@@ -237,9 +244,9 @@ _UNPACK_STATE: Final = wire.EVENT_STATE.unpack_from
 
 
 def _decode_event_state(request: Request[EventStatus], response: memoryview) -> EventStatus:
-    if len(response) != 24:
-        raise ProtocolViolation(f"POLL_EVENT: response carries {len(response) - 16} bytes, not 8")
-    raw = _UNPACK_STATE(response, 16)
+    if len(response) != _WITH_STATE_BYTES:
+        raise _wrong_size(request, response, wire.EVENT_STATE.size)
+    raw = _UNPACK_STATE(response, _HEADER_BYTES)
     known = _ONLY_STATES.get(raw)
     if known is not None:
         return known
@@ -254,7 +261,7 @@ def _decode_event_state(request: Request[EventStatus], response: memoryview) -> 
 
 def _decode_device_info(request: Request[DeviceInfo], response: memoryview) -> DeviceInfo:
     if len(response) != _HEADER_BYTES + wire.DEVICE_INFO.size:
-        raise ProtocolViolation(f"GET_DEVICE_INFO: response carries {len(response) - 16} bytes, not 76")
+        raise _wrong_size(request, response, wire.DEVICE_INFO.size)
     uuid, kind, reserved, *rest = wire.DEVICE_INFO.unpack_from(response, _HEADER_BYTES)
     info = DeviceInfo(uuid, kind, *rest)
     if reserved:
@@ -287,12 +294,13 @@ class Client:
     Request IDs count up from `first_request_id`, so they are unique among however many are outstanding.
     """
 
-    __slots__ = ("_first_id", "_last_id", "config", "largest_read", "largest_write", "recovery")
+    __slots__ = ("_first_id", "_largest_request", "_last_id", "config", "largest_read", "largest_write", "recovery")
 
     def __init__(self, config: Config, first_request_id: int = 1) -> None:
         self.config = config
         self._first_id = first_request_id
-        self.largest_write = min(LARGEST_CHUNK, config.max_request_bytes - _TRANSFER.size)
+        self._largest_request = config.max_request_bytes
+        self.largest_write = min(LARGEST_CHUNK, config.max_request_bytes - wire.TRANSFER_BUFFER_FRAME.size)
         self.largest_read = min(LARGEST_CHUNK, config.max_response_bytes - _HEADER_BYTES)
         self.reset()
 
@@ -304,19 +312,16 @@ class Client:
     @property
     def largest_artifact(self) -> int:
         """Bytes of artifact that one LOAD_PROGRAM frame can carry."""
-        return self.config.max_request_bytes - _LOAD_PROGRAM.size
+        return self.config.max_request_bytes - wire.LOAD_PROGRAM_FRAME.size
 
     # Requests
 
     def get_device_info(self) -> Request[DeviceInfo]:
-        request_id = self._new_id()
-        frame = _BARE.pack(Opcode.GET_DEVICE_INFO, 0, 0, request_id)
-        return Request(request_id, Opcode.GET_DEVICE_INFO, (frame,), 92, _decode_device_info)
+        capacity = _HEADER_BYTES + wire.DEVICE_INFO.size
+        return self._command(Opcode.GET_DEVICE_INFO, wire.REQUEST_HEADER, (), _decode_device_info, capacity)
 
     def create_context(self) -> Request[Context]:
-        request_id = self._new_id()
-        frame = _CREATE_CONTEXT.pack(Opcode.CREATE_CONTEXT, 0, 8, request_id, 0, 0)
-        return Request(request_id, Opcode.CREATE_CONTEXT, (frame,), 24, _DECODE_CONTEXT)
+        return self._command(Opcode.CREATE_CONTEXT, wire.CREATE_CONTEXT_FRAME, (0, 0), _DECODE_CONTEXT)
 
     def destroy_context(self, context: Context) -> Request[None]:
         return self._by_id(Opcode.DESTROY_CONTEXT, context)
@@ -325,11 +330,8 @@ class Client:
         self, context: Context, size: int, usage: int | Usage, *, domain: int | Domain, alignment: int = 64
     ) -> Request[Buffer]:
         """A zeroed buffer of `size` bytes; `alignment` is a power of two, in bytes."""
-        request_id = self._new_id()
-        frame = _ALLOCATE_BUFFER.pack(
-            Opcode.ALLOCATE_BUFFER, 0, 40, request_id, context, size, alignment, domain, int(usage)
-        )
-        return Request(request_id, Opcode.ALLOCATE_BUFFER, (frame,), 24, _DECODE_BUFFER)
+        fields = (context, size, alignment, domain, b"", int(usage), 0)
+        return self._command(Opcode.ALLOCATE_BUFFER, wire.ALLOCATE_BUFFER_FRAME, fields, _DECODE_BUFFER)
 
     def free_buffer(self, buffer: Buffer) -> Request[None]:
         return self._by_id(Opcode.FREE_BUFFER, buffer)
@@ -337,9 +339,9 @@ class Client:
     def write_buffer(self, buffer: Buffer, offset: int, data: Part | Shared) -> Request[None]:
         """One WRITE_BUFFER frame; `write_chunks` splits what does not fit one."""
         size = len(data)
-        self._check_size(Opcode.WRITE_BUFFER, _TRANSFER.size + size, _HEADER_BYTES)
+        self._check_size(Opcode.WRITE_BUFFER, _TRANSFER_PAYLOAD + size, _HEADER_BYTES)
         request_id = self._new_id()
-        prefix = _TRANSFER.pack(Opcode.WRITE_BUFFER, 0, 24 + size, request_id, buffer, offset, size)
+        prefix = _PACK_TRANSFER(Opcode.WRITE_BUFFER, 0, _TRANSFER_PAYLOAD + size, request_id, buffer, offset, size)
         if isinstance(data, Shared):
             return Request(request_id, Opcode.WRITE_BUFFER, (prefix,), _HEADER_BYTES, _decode_nothing, source=data)
         return Request(request_id, Opcode.WRITE_BUFFER, (prefix, data), _HEADER_BYTES, _decode_nothing)
@@ -347,9 +349,9 @@ class Client:
     def read_buffer(self, buffer: Buffer, offset: int, sink: memoryview | Shared) -> Request[None]:
         """Read len(sink) bytes into `sink` (writable, format 'B') when the response is received."""
         size = len(sink)
-        self._check_size(Opcode.READ_BUFFER, _TRANSFER.size, _HEADER_BYTES + size)
+        self._check_size(Opcode.READ_BUFFER, _TRANSFER_PAYLOAD, _HEADER_BYTES + size)
         request_id = self._new_id()
-        frame = _TRANSFER.pack(Opcode.READ_BUFFER, 0, 24, request_id, buffer, offset, size)
+        frame = _PACK_TRANSFER(Opcode.READ_BUFFER, 0, _TRANSFER_PAYLOAD, request_id, buffer, offset, size)
         capacity = _HEADER_BYTES if isinstance(sink, Shared) else _HEADER_BYTES + size
         return Request(request_id, Opcode.READ_BUFFER, (frame,), capacity, _decode_data, sink=sink)
 
@@ -373,20 +375,19 @@ class Client:
     ) -> Request[Program]:
         """`target` is 12 words. The response may come much later than those of commands published after it."""
         size = len(artifact)
-        self._check_size(Opcode.LOAD_PROGRAM, _LOAD_PROGRAM.size + size, 24)
+        self._check_size(Opcode.LOAD_PROGRAM, _LOAD_PAYLOAD + size, _WITH_ID_BYTES)
         request_id = self._new_id()
-        prefix = _LOAD_PROGRAM.pack(
-            Opcode.LOAD_PROGRAM, 0, 80 + size, request_id, context, format_id, 0, *target, size, resident_bytes
-        )
-        return Request(request_id, Opcode.LOAD_PROGRAM, (prefix, artifact), 24, _DECODE_PROGRAM)
+        prefix = wire.LOAD_PROGRAM_FRAME.pack(
+            Opcode.LOAD_PROGRAM, 0, _LOAD_PAYLOAD + size, request_id,
+            context, format_id, 0, *target, size, resident_bytes,
+        )  # fmt: skip
+        return Request(request_id, Opcode.LOAD_PROGRAM, (prefix, artifact), _WITH_ID_BYTES, _DECODE_PROGRAM)
 
     def unload_program(self, program: Program) -> Request[None]:
         return self._by_id(Opcode.UNLOAD_PROGRAM, program)
 
     def create_queue(self, context: Context) -> Request[Queue]:
-        request_id = self._new_id()
-        frame = _CREATE_QUEUE.pack(Opcode.CREATE_QUEUE, 0, 16, request_id, context, 0, 0)
-        return Request(request_id, Opcode.CREATE_QUEUE, (frame,), 24, _DECODE_QUEUE)
+        return self._command(Opcode.CREATE_QUEUE, wire.CREATE_QUEUE_FRAME, (context, 0, 0), _DECODE_QUEUE)
 
     def destroy_queue(self, queue: Queue) -> Request[None]:
         return self._by_id(Opcode.DESTROY_QUEUE, queue)
@@ -396,17 +397,19 @@ class Client:
     ) -> Request[Event]:
         """`timeout_ns` counts from admission, 0 is no limit. Order of bindings has no meaning."""
         count, data = bindings if isinstance(bindings, PackedBindings) else pack_bindings(bindings)
-        size = 32 + len(data)
-        if size + 16 > self.config.max_request_bytes:
-            self._check_size(_SUBMIT_CODE, size + 16, 24)
+        size = _SUBMIT_PAYLOAD + len(data)
+        if size + _HEADER_BYTES > self._largest_request:
+            self._check_size(_SUBMIT_CODE, size, _WITH_ID_BYTES)
         request_id = self._new_id()
         prefix = _PACK_SUBMIT(_SUBMIT_CODE, 0, size, request_id, queue, program, count, 0, timeout_ns)
-        return _new_tuple(Request, (request_id, _SUBMIT_CODE, (prefix, data), 24, _DECODE_EVENT, 0, None, None))
+        fields = (request_id, _SUBMIT_CODE, (prefix, data), _WITH_ID_BYTES, _DECODE_EVENT, 0, None, None)
+        return _new_tuple(Request, fields)
 
     def poll_event(self, event: Event) -> Request[EventStatus]:
         request_id = self._new_id()
-        frame = _PACK_WITH_ID(_POLL_CODE, 0, 8, request_id, event)
-        return _new_tuple(Request, (request_id, _POLL_CODE, (frame,), 24, _decode_event_state, event, None, None))
+        frame = _PACK_WITH_ID(_POLL_CODE, 0, _ID_BYTES, request_id, event)
+        fields = (request_id, _POLL_CODE, (frame,), _WITH_STATE_BYTES, _decode_event_state, event, None, None)
+        return _new_tuple(Request, fields)
 
     def cancel_event(self, event: Event) -> Request[None]:
         return self._by_id(Opcode.CANCEL_EVENT, event)
@@ -425,7 +428,7 @@ class Client:
         """
         used = len(response) + beyond
         if used < _HEADER_BYTES:
-            raise self._violated(request, f"{used} bytes used, a response has at least 16")
+            raise self._violated(request, f"{used} bytes used, a response has at least {_HEADER_BYTES}")
         status, flags, payload_bytes, request_id = _UNPACK_RESPONSE(response)
         if request_id != request.request_id:
             raise self._violated(request, f"response has request ID {request_id}, expected {request.request_id}")
@@ -446,7 +449,7 @@ class Client:
         if used == _HEADER_BYTES:
             return DeviceError(request.opcode, status)
         # The one failure with a payload: a SUBMIT nobody knows the outcome of (section 3.2).
-        if request.opcode == Opcode.SUBMIT and used == _HEADER_BYTES + _ID_BYTES:
+        if request.opcode == Opcode.SUBMIT and used == _WITH_ID_BYTES:
             event = wire.OBJECT.unpack_from(response, _HEADER_BYTES)[0]
             if event:
                 return IndeterminateSubmit(status, Event(event))
@@ -464,12 +467,21 @@ class Client:
 
     def _by_id(self, opcode: int, object_id: int) -> Request[None]:
         request_id = self._new_id()
-        frame = _PACK_WITH_ID(opcode, 0, 8, request_id, object_id)
-        return _new_tuple(Request, (request_id, opcode, (frame,), 16, _decode_nothing, 0, None, None))
+        frame = _PACK_WITH_ID(opcode, 0, _ID_BYTES, request_id, object_id)
+        return _new_tuple(Request, (request_id, opcode, (frame,), _HEADER_BYTES, _decode_nothing, 0, None, None))
 
-    def _check_size(self, opcode: int, frame_bytes: int, capacity: int) -> None:
+    def _command(
+        self, opcode: Opcode, record: Struct, fields: tuple[int | bytes, ...], decode: Decode[T],
+        capacity: int = _WITH_ID_BYTES,
+    ) -> Request[T]:
+        """A command of a fixed size that is not on the hot path."""
+        request_id = self._new_id()
+        frame = record.pack(opcode, 0, record.size - _HEADER_BYTES, request_id, *fields)
+        return Request(request_id, opcode, (frame,), capacity, decode)
+
+    def _check_size(self, opcode: int, payload_bytes: int, capacity: int) -> None:
         for what, size, limit in (
-            ("request", frame_bytes, self.config.max_request_bytes),
+            ("request", _HEADER_BYTES + payload_bytes, self._largest_request),
             ("response", capacity, self.config.max_response_bytes),
         ):
             if size > limit:
