@@ -22,8 +22,8 @@ from virtaccel.guest_tools.pci.function import DEFAULT_VIRTIO_ID
 from virtaccel.guest_tools.pci.transport import LOST_AFTER_S, DeviceLost, PciTransport, open_pci
 from virtaccel.guest_tools.session import Session
 from virtaccel.guest_tools.transport.base import TransportError
-from virtaccel.harness.conformance import protocol_suite
-from virtaccel.harness.conformance.protocol_bench import Failed
+from virtaccel.harness.conformance import outcome, protocol_suite
+from virtaccel.harness.conformance.outcome import Failed
 
 GOOD, MISMATCH, BAD, LOST = 0, 1, 2, 3
 
@@ -98,12 +98,12 @@ def _conformance(options: argparse.Namespace) -> int:
         for result in protocol_suite.run(transport, only=options.only):
             results.append(result)
             if not options.json:
-                print(protocol_suite.line(result), flush=True)
+                print(outcome.line(result), flush=True)
     finally:
         transport.close()
-    content = protocol_suite.as_json(results)
+    content = outcome.as_json(results)
     print(json.dumps(content if options.json else content["counts"]))
-    return MISMATCH if content["counts"][protocol_suite.FAILED] or not results else GOOD
+    return MISMATCH if content["counts"][outcome.FAILED] or not results else GOOD
 
 
 def _info(options: argparse.Namespace) -> int:

@@ -5,151 +5,145 @@ from __future__ import annotations
 import os
 import select
 import time
-from collections.abc import Callable
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
 from virtaccel.device.backend import BackendError, Binding, BufferRequest, Loading, Polled, Rejected, ReleaseRejected
 from virtaccel.device.config import check_info
 from virtaccel.device.errors import ConfigError
 from virtaccel.device.wire import Access, Capability, EventState, Status
-from virtaccel.harness.conformance.backend_bench import (
+from virtaccel.harness.conformance.backend_test_bed import (
     DOMAINS,
     PATIENCE,
     PLAIN_USE,
-    Bench,
+    BackendTestBed,
     Prompt,
     gone,
     refuses,
     rejects,
 )
-from virtaccel.harness.conformance.protocol_bench import Failed, NotShown
+from virtaccel.harness.conformance.outcome import Case, Failed, NotShown, must
 
 NO_FORMAT: Final = 0x7E57_7E57
 MISFIT: Final = (Status.INVALID_ARGUMENT, Status.INCOMPATIBLE)
 COMPLETE: Final = Polled(EventState.COMPLETE, Status.OK)
 
 
-def _is(holds: bool, otherwise: str) -> None:
-    if not holds:
-        raise Failed(otherwise)
-
-
 # Identity and descriptors
 
 
-def _info(bench: Bench) -> None:
-    info = bench.backend.info
+def _info(bed: BackendTestBed) -> None:
+    info = bed.backend.info
     try:
         check_info(info)
     except ConfigError as error:
         raise Failed(str(error)) from error
-    _is(bench.backend.info == info, "info changes within one instance")
+    must(bed.backend.info == info, "info changes within one instance")
 
 
-def _fileno(bench: Bench) -> None:
-    fd = bench.backend.fileno()
+def _fileno(bed: BackendTestBed) -> None:
+    fd = bed.backend.fileno()
     if fd is None:
         raise NotShown("nothing is ever pending")
     os.fstat(fd)
-    bench.backend.acknowledge()
-    _is(not select.select([fd], [], [], 0)[0], "the descriptor is readable although nothing has happened")
+    bed.backend.acknowledge()
+    must(not select.select([fd], [], [], 0)[0], "the descriptor is readable although nothing has happened")
 
 
-def _wait(bench: Bench) -> None:
+def _wait(bed: BackendTestBed) -> None:
     start = time.monotonic()
-    bench.backend.wait(0.05)
-    _is(time.monotonic() - start < 1.0, "wait outlasts its timeout")
+    bed.backend.wait(0.05)
+    must(time.monotonic() - start < 1.0, "wait outlasts its timeout")
 
 
 # Memory
 
 
-def _allocation(bench: Bench) -> None:
+def _allocation(bed: BackendTestBed) -> None:
     for size in (1, 63, 64, 4096, 4097, 100_000):
-        made = bench.backend.allocate_buffer(bench.context, BufferRequest(size, 64, bench.domain, PLAIN_USE))
-        _is(made.allocation_bytes >= size, f"{made.allocation_bytes} bytes were allocated for {size}")
-        _is(made.alignment >= 64, f"alignment {made.alignment} for 64")
-        _is(made.direct, "a buffer for programs would be copied")
-        _is(not any(bench.content(made.handle, size)), "a new buffer is not zeroed")
-        gone(bench.backend.free_buffer(made.handle))
+        made = bed.backend.allocate_buffer(bed.context, BufferRequest(size, 64, bed.domain, PLAIN_USE))
+        must(made.allocation_bytes >= size, f"{made.allocation_bytes} bytes were allocated for {size}")
+        must(made.alignment >= 64, f"alignment {made.alignment} for 64")
+        must(made.direct, "a buffer for programs would be copied")
+        must(not any(bed.content(made.handle, size)), "a new buffer is not zeroed")
+        gone(bed.backend.free_buffer(made.handle))
 
 
-def _alignment(bench: Bench) -> None:
+def _alignment(bed: BackendTestBed) -> None:
     for power in range(17):
-        request = BufferRequest(100, 1 << power, bench.domain, PLAIN_USE)
+        request = BufferRequest(100, 1 << power, bed.domain, PLAIN_USE)
         try:
-            made = bench.backend.allocate_buffer(bench.context, request)
+            made = bed.backend.allocate_buffer(bed.context, request)
         except BackendError as error:
             refusals = (Status.UNSUPPORTED, Status.RESOURCE_LIMIT, Status.OUT_OF_MEMORY)
-            _is(error.status in refusals, f"alignment {1 << power}: {error.status.name}")
+            must(error.status in refusals, f"alignment {1 << power}: {error.status.name}")
             continue
-        _is(made.alignment >= 1 << power, f"alignment {made.alignment} for {1 << power}")
+        must(made.alignment >= 1 << power, f"alignment {made.alignment} for {1 << power}")
 
 
-def _domains(bench: Bench) -> None:
+def _domains(bed: BackendTestBed) -> None:
     for domain, capability in DOMAINS:
-        if bench.backend.info.capabilities & capability:
-            bench.backend.allocate_buffer(bench.context, BufferRequest(64, 64, domain, PLAIN_USE))
+        if bed.backend.info.capabilities & capability:
+            bed.backend.allocate_buffer(bed.context, BufferRequest(64, 64, domain, PLAIN_USE))
 
 
-def _too_much(bench: Bench) -> None:
-    request = BufferRequest(1 << 60, 64, bench.domain, PLAIN_USE)
+def _too_much(bed: BackendTestBed) -> None:
+    request = BufferRequest(1 << 60, 64, bed.domain, PLAIN_USE)
     refusals = (Status.OUT_OF_MEMORY, Status.RESOURCE_LIMIT, Status.UNSUPPORTED)
     for _ in range(3):
-        refuses("2**60 bytes", lambda: bench.backend.allocate_buffer(bench.context, request), *refusals)
-    bench.buffer(64)
+        refuses("2**60 bytes", lambda: bed.backend.allocate_buffer(bed.context, request), *refusals)
+    bed.buffer(64)
 
 
-def _transfers(bench: Bench) -> None:
+def _transfers(bed: BackendTestBed) -> None:
     data = bytes(range(1, 201))
-    buffer = bench.buffer(256)
+    buffer = bed.buffer(256)
     pieces = [memoryview(data[:1]), memoryview(data[1:64]), memoryview(data[64:])]
-    bench.backend.write_buffer(buffer, 17, pieces)
+    bed.backend.write_buffer(buffer, 17, pieces)
     first, second = bytearray(100), bytearray(156)
-    bench.backend.read_buffer(buffer, 0, [memoryview(first), memoryview(second)])
-    _is(bytes(first + second) == bytes(17) + data + bytes(39), "segments were not written or read one after another")
-    bench.backend.write_buffer(buffer, 255, [memoryview(b"z")])
-    _is(bench.content(buffer, 1, 255) == b"z", "the last byte cannot be written")
+    bed.backend.read_buffer(buffer, 0, [memoryview(first), memoryview(second)])
+    must(bytes(first + second) == bytes(17) + data + bytes(39), "segments were not written or read one after another")
+    bed.backend.write_buffer(buffer, 255, [memoryview(b"z")])
+    must(bed.content(buffer, 1, 255) == b"z", "the last byte cannot be written")
 
 
-def _only_during_the_call(bench: Bench) -> None:
+def _only_during_the_call(bed: BackendTestBed) -> None:
     source = bytearray(b"before")
-    buffer = bench.buffer(64)
-    bench.backend.write_buffer(buffer, 0, [memoryview(source)])
+    buffer = bed.buffer(64)
+    bed.backend.write_buffer(buffer, 0, [memoryview(source)])
     source[:] = b"after!"
-    _is(bench.content(buffer, 6) == b"before", "written bytes are looked at after the call")
+    must(bed.content(buffer, 6) == b"before", "written bytes are looked at after the call")
     sink = bytearray(6)
-    bench.backend.read_buffer(buffer, 0, [memoryview(sink)])
-    bench.backend.write_buffer(buffer, 0, [memoryview(b"later!")])
-    _is(sink == b"before", "read bytes change after the call")
+    bed.backend.read_buffer(buffer, 0, [memoryview(sink)])
+    bed.backend.write_buffer(buffer, 0, [memoryview(b"later!")])
+    must(sink == b"before", "read bytes change after the call")
 
 
-def _never_another_owners(bench: Bench) -> None:
+def _never_another_owners(bed: BackendTestBed) -> None:
     for size in (64, 4096, 65536):
         for _ in range(4):
-            buffer = bench.buffer(size, b"\xee" * size)
-            gone(bench.backend.free_buffer(buffer))
-            _is(not any(bench.content(bench.buffer(size), size)), "a buffer shows an earlier owner's bytes")
+            buffer = bed.buffer(size, b"\xee" * size)
+            gone(bed.backend.free_buffer(buffer))
+            must(not any(bed.content(bed.buffer(size), size)), "a buffer shows an earlier owner's bytes")
 
 
 # Programs
 
 
-def _load_copies(bench: Bench) -> None:
-    sample = bench.sample()
+def _load_copies(bed: BackendTestBed) -> None:
+    sample = bed.sample()
     payload = bytearray(sample.artifact)
     half = len(payload) // 2
     pieces = [memoryview(payload)[:half], memoryview(payload)[half:]]
-    outcome = bench.backend.load_program(bench.context, bench.artifact(sample, pieces))
+    outcome = bed.backend.load_program(bed.context, bed.artifact(sample, pieces))
     payload[:] = bytes(len(payload))
-    program = bench.finish_load(outcome)
-    gone(bench.backend.unload_program(program))
+    program = bed.finish_load(outcome)
+    gone(bed.backend.unload_program(program))
 
 
-def _load_wakes(bench: Bench) -> None:
-    fd = bench.backend.fileno()
-    outcome = bench.backend.load_program(bench.context, bench.artifact(bench.sample()))
+def _load_wakes(bed: BackendTestBed) -> None:
+    fd = bed.backend.fileno()
+    outcome = bed.backend.load_program(bed.context, bed.artifact(bed.sample()))
     if not isinstance(outcome, Loading):
         raise NotShown("loads end at once")
     if fd is None:
@@ -158,63 +152,63 @@ def _load_wakes(bench: Bench) -> None:
     while time.monotonic() < until:
         readable = select.select([fd], [], [], 1.0)[0]
         if readable:
-            bench.backend.acknowledge()
-        if bench.backend.poll_load(outcome.ticket) is not None:
-            _is(bool(readable), "a load ended and the descriptor said nothing")
+            bed.backend.acknowledge()
+        if bed.backend.poll_load(outcome.ticket) is not None:
+            must(bool(readable), "a load ended and the descriptor said nothing")
             return
     raise Failed("the descriptor never tells that a load has ended")
 
 
-def _unknown_format(bench: Bench) -> None:
-    sample = bench.sample()._replace(format=NO_FORMAT)
-    refuses("a format nobody has", lambda: bench.load(sample), Status.UNSUPPORTED)
+def _unknown_format(bed: BackendTestBed) -> None:
+    sample = bed.sample()._replace(format=NO_FORMAT)
+    refuses("a format nobody has", lambda: bed.load(sample), Status.UNSUPPORTED)
 
 
-def _no_program(bench: Bench) -> None:
-    sample = bench.sample()
+def _no_program(bed: BackendTestBed) -> None:
+    sample = bed.sample()
     for junk in (bytes(64), b"\xff" * 200, sample.artifact[: len(sample.artifact) // 2]):
         none = sample._replace(artifact=junk)
-        refuses("an artifact that is none", partial(bench.load, none), *MISFIT)
-    gone(bench.backend.unload_program(bench.load(sample)))
+        refuses("an artifact that is none", partial(bed.load, none), *MISFIT)
+    gone(bed.backend.unload_program(bed.load(sample)))
 
 
-def _abandon(bench: Bench) -> None:
-    sample = bench.sample()
-    outcome = bench.backend.load_program(bench.context, bench.artifact(sample))
+def _abandon(bed: BackendTestBed) -> None:
+    sample = bed.sample()
+    outcome = bed.backend.load_program(bed.context, bed.artifact(sample))
     if not isinstance(outcome, Loading):
         raise NotShown("loads end at once")
     with Prompt("abandon_load"):
-        bench.backend.abandon_load(outcome.ticket)
-    gone(bench.backend.unload_program(bench.load(sample)))
+        bed.backend.abandon_load(outcome.ticket)
+    gone(bed.backend.unload_program(bed.load(sample)))
 
 
 # Submissions
 
 
-def _computes(bench: Bench) -> None:
-    sample = bench.sample()
-    program, size = bench.load(sample), sample.bytes
+def _computes(bed: BackendTestBed) -> None:
+    sample = bed.sample()
+    program, size = bed.load(sample), sample.bytes
     for round_ in range(3):
         data = bytes(round_ + index & 0xFF for index in range(size))
-        source, target = bench.buffer(size + 8, data), bench.buffer(size + 8, b"\xa5" * (size + 8))
-        event = bench.submit(program, bench.bindings(source, target, size))
+        source, target = bed.buffer(size + 8, data), bed.buffer(size + 8, b"\xa5" * (size + 8))
+        event = bed.submit(program, bed.bindings(source, target, size))
         for _ in range(2):
-            _is(bench.end(event) == COMPLETE, "a sound submission did not complete")
-        result = bench.content(target, size + 8)
+            must(bed.end(event) == COMPLETE, "a sound submission did not complete")
+        result = bed.content(target, size + 8)
         wanted = bytes(byte ^ sample.operand for byte in data) + b"\xa5" * 8
-        _is(result == wanted, f"{sample.name} gave {result.hex()} for {data.hex()}")
-        _is(bench.content(source, size) == data, "an input was written")
-        gone(bench.backend.destroy_event(event))
-        gone(bench.backend.free_buffer(source))
-        gone(bench.backend.free_buffer(target))
-    gone(bench.backend.unload_program(program))
+        must(result == wanted, f"{sample.name} gave {result.hex()} for {data.hex()}")
+        must(bed.content(source, size) == data, "an input was written")
+        gone(bed.backend.destroy_event(event))
+        gone(bed.backend.free_buffer(source))
+        gone(bed.backend.free_buffer(target))
+    gone(bed.backend.unload_program(program))
 
 
-def _misfits(bench: Bench) -> None:
-    sample = bench.sample()
-    program, size = bench.load(sample), sample.bytes
-    source, target = bench.buffer(2 * size), bench.buffer(2 * size)
-    read, write = bench.bindings(source, target, size)
+def _misfits(bed: BackendTestBed) -> None:
+    sample = bed.sample()
+    program, size = bed.load(sample), sample.bytes
+    source, target = bed.buffer(2 * size), bed.buffer(2 * size)
+    read, write = bed.bindings(source, target, size)
     for what, bindings in {
         "a slot too few": [read],
         "a slot too many": [read, write, Binding(source, size, size, 2, Access.READ)],
@@ -223,33 +217,33 @@ def _misfits(bench: Bench) -> None:
         "an input bound for writing": [read._replace(access=Access.WRITE), write],
         "sizes that differ": [read, write._replace(bytes=size - 1)],
     }.items():
-        rejects(what, bench.backend.submit(bench.queue, program, bindings, 0), *MISFIT)
-    rejects("one range as input and output", bench.backend.submit(
-        bench.queue, program, [read, write._replace(buffer=source)], 0), *MISFIT, Status.BUSY)  # fmt: skip
-    bench.backend.write_buffer(source, 0, [memoryview(b"x")])
-    bench.backend.write_buffer(target, 0, [memoryview(b"x")])
-    event = bench.submit(program, [write, read])
-    _is(bench.end(event) == COMPLETE, "bindings in another order did not complete")
+        rejects(what, bed.backend.submit(bed.queue, program, bindings, 0), *MISFIT)
+    rejects("one range as input and output", bed.backend.submit(
+        bed.queue, program, [read, write._replace(buffer=source)], 0), *MISFIT, Status.BUSY)  # fmt: skip
+    bed.backend.write_buffer(source, 0, [memoryview(b"x")])
+    bed.backend.write_buffer(target, 0, [memoryview(b"x")])
+    event = bed.submit(program, [write, read])
+    must(bed.end(event) == COMPLETE, "bindings in another order did not complete")
 
 
-def _never_waits(bench: Bench) -> None:
-    sample = bench.slow()
-    program = bench.load(sample)
-    source, target = bench.buffer(sample.bytes), bench.buffer(sample.bytes)
+def _never_waits(bed: BackendTestBed) -> None:
+    sample = bed.slow()
+    program = bed.load(sample)
+    source, target = bed.buffer(sample.bytes), bed.buffer(sample.bytes)
     with Prompt("submit"):
-        event = bench.submit(program, bench.bindings(source, target, sample.bytes))
+        event = bed.submit(program, bed.bindings(source, target, sample.bytes))
     with Prompt("poll_event"):
-        state = bench.backend.poll_event(event).state
-    _is(state is EventState.PENDING, f"the slow program is {state.name} at once")
+        state = bed.backend.poll_event(event).state
+    must(state is EventState.PENDING, f"the slow program is {state.name} at once")
     with Prompt("a second submission"):
-        rejects("a buffer that is being written", bench.backend.submit(
-            bench.queue, program, bench.bindings(source, target, sample.bytes), 0), Status.BUSY)  # fmt: skip
-    _is(bench.end(event).state is EventState.COMPLETE, "the slow program did not complete")
+        rejects("a buffer that is being written", bed.backend.submit(
+            bed.queue, program, bed.bindings(source, target, sample.bytes), 0), Status.BUSY)  # fmt: skip
+    must(bed.end(event).state is EventState.COMPLETE, "the slow program did not complete")
 
 
-def _in_use(bench: Bench) -> None:
-    running = bench.pending()
-    backend = bench.backend
+def _in_use(bed: BackendTestBed) -> None:
+    running = bed.pending()
+    backend = bed.backend
     with Prompt("transfers of buffers in use"):
         refuses(
             "writing an output in use", lambda: backend.write_buffer(running.target, 0, [memoryview(b"x")]), Status.BUSY
@@ -260,137 +254,129 @@ def _in_use(bench: Bench) -> None:
         sink = memoryview(bytearray(4))
         refuses("reading an output in use", lambda: backend.read_buffer(running.target, 0, [sink]), Status.BUSY)
         backend.read_buffer(running.source, 0, [sink])
-    bench.end(running.event)
+    bed.end(running.event)
     backend.write_buffer(running.target, 0, [memoryview(b"x")])
     backend.write_buffer(running.source, 0, [memoryview(b"x")])
 
 
-def _shared_input(bench: Bench) -> None:
-    running = bench.pending()
-    other = bench.buffer(running.size)
-    event = bench.submit(running.program, bench.bindings(running.source, other, running.size))
-    _is(bench.end(event).state is EventState.COMPLETE, "a second reader of one input did not complete")
-    _is(bench.end(running.event).state is EventState.COMPLETE, "the first reader did not complete")
+def _shared_input(bed: BackendTestBed) -> None:
+    running = bed.pending()
+    other = bed.buffer(running.size)
+    event = bed.submit(running.program, bed.bindings(running.source, other, running.size))
+    must(bed.end(event).state is EventState.COMPLETE, "a second reader of one input did not complete")
+    must(bed.end(running.event).state is EventState.COMPLETE, "the first reader did not complete")
 
 
-def _cancels(bench: Bench) -> None:
-    if not bench.backend.info.capabilities & Capability.EVENT_CANCELLATION:
+def _cancellable(bed: BackendTestBed) -> BackendTestBed:
+    if not bed.backend.info.capabilities & Capability.EVENT_CANCELLATION:
         raise NotShown("no event cancellation")
-    running = bench.pending()
+    return bed
+
+
+def _cancels(bed: BackendTestBed) -> None:
+    running = _cancellable(bed).pending()
     with Prompt("cancel_event"):
-        bench.backend.cancel_event(running.event)
+        bed.backend.cancel_event(running.event)
     cancelled = Polled(EventState.CANCELLED, Status.OK)
-    _is(bench.backend.poll_event(running.event) == cancelled, "a cancelled event is not cancelled at once")
-    refuses("a second cancel", lambda: bench.backend.cancel_event(running.event), Status.BUSY)
-    bench.subject.let_end(bench.backend)
+    must(bed.backend.poll_event(running.event) == cancelled, "a cancelled event is not cancelled at once")
+    refuses("a second cancel", lambda: bed.backend.cancel_event(running.event), Status.BUSY)
+    bed.subject.let_end(bed.backend)
     time.sleep(0.05)
-    _is(bench.backend.poll_event(running.event) == cancelled, "a terminal state changed")
-    gone(bench.backend.destroy_event(running.event))
+    must(bed.backend.poll_event(running.event) == cancelled, "a terminal state changed")
+    gone(bed.backend.destroy_event(running.event))
 
 
-def _completion_wins(bench: Bench) -> None:
-    if not bench.backend.info.capabilities & Capability.EVENT_CANCELLATION:
-        raise NotShown("no event cancellation")
-    sample = bench.sample()
-    event = bench.submit(bench.load(sample), bench.bindings(bench.buffer(64), bench.buffer(64), sample.bytes))
-    _is(bench.end(event) == COMPLETE, "a sound submission did not complete")
-    refuses("cancelling a complete event", lambda: bench.backend.cancel_event(event), Status.BUSY)
-    _is(bench.backend.poll_event(event) == COMPLETE, "a terminal state changed")
+def _completion_wins(bed: BackendTestBed) -> None:
+    sample = _cancellable(bed).sample()
+    event = bed.submit(bed.load(sample), bed.bindings(bed.buffer(64), bed.buffer(64), sample.bytes))
+    must(bed.end(event) == COMPLETE, "a sound submission did not complete")
+    refuses("cancelling a complete event", lambda: bed.backend.cancel_event(event), Status.BUSY)
+    must(bed.backend.poll_event(event) == COMPLETE, "a terminal state changed")
 
 
-def _busy_until_stopped(bench: Bench) -> None:
+def _busy_until_stopped(bed: BackendTestBed) -> None:
     """After a cancel the buffers stay in use until the work has really stopped; freeing one then is safe."""
-    if not bench.backend.info.capabilities & Capability.EVENT_CANCELLATION:
-        raise NotShown("no event cancellation")
-    running = bench.pending()
-    bench.backend.cancel_event(running.event)
-    gone(bench.backend.destroy_event(running.event))
+    running = _cancellable(bed).pending()
+    bed.backend.cancel_event(running.event)
+    gone(bed.backend.destroy_event(running.event))
     until = time.monotonic() + PATIENCE
     while True:
         try:
-            bench.backend.write_buffer(running.target, 0, [memoryview(b"mine")])
+            bed.backend.write_buffer(running.target, 0, [memoryview(b"mine")])
             break
         except BackendError as error:
-            _is(error.status is Status.BUSY, f"writing after a cancel: {error.status.name}")
-            _is(time.monotonic() < until, "a buffer is never free again after a cancel")
+            must(error.status is Status.BUSY, f"writing after a cancel: {error.status.name}")
+            must(time.monotonic() < until, "a buffer is never free again after a cancel")
             time.sleep(0.01)
     time.sleep(0.1)
-    _is(bench.content(running.target, 4) == b"mine", "work that was cancelled wrote into a buffer that was free again")
+    must(bed.content(running.target, 4) == b"mine", "work that was cancelled wrote into a buffer that was free again")
 
 
-def _free_while_stopping(bench: Bench) -> None:
-    if not bench.backend.info.capabilities & Capability.EVENT_CANCELLATION:
-        raise NotShown("no event cancellation")
-    running = bench.pending()
-    bench.backend.cancel_event(running.event)
-    gone(bench.backend.destroy_event(running.event))
+def _free_while_stopping(bed: BackendTestBed) -> None:
+    running = _cancellable(bed).pending()
+    bed.backend.cancel_event(running.event)
+    gone(bed.backend.destroy_event(running.event))
     with Prompt("free_buffer"):
-        outcome = bench.backend.free_buffer(running.target)
-    _is(not isinstance(outcome, ReleaseRejected) or outcome.status is Status.BUSY, f"freeing after a cancel: {outcome}")
-    other = bench.buffer(running.size)
+        outcome = bed.backend.free_buffer(running.target)
+    must(
+        not isinstance(outcome, ReleaseRejected) or outcome.status is Status.BUSY, f"freeing after a cancel: {outcome}"
+    )
+    other = bed.buffer(running.size)
     time.sleep(0.2)
-    _is(not any(bench.content(other, running.size)), "cancelled work wrote into another buffer")
+    must(not any(bed.content(other, running.size)), "cancelled work wrote into another buffer")
 
 
-def _deadline(bench: Bench) -> None:
-    if not bench.subject.deadlines:
+def _deadline(bed: BackendTestBed) -> None:
+    if not bed.subject.deadlines:
         raise NotShown("the backend keeps no time")
-    sample = bench.slow()
-    program = bench.load(sample)
-    source, target = bench.buffer(sample.bytes), bench.buffer(sample.bytes)
-    outcome = bench.backend.submit(bench.queue, program, bench.bindings(source, target, sample.bytes), 1)
+    sample = bed.slow()
+    program = bed.load(sample)
+    source, target = bed.buffer(sample.bytes), bed.buffer(sample.bytes)
+    outcome = bed.backend.submit(bed.queue, program, bed.bindings(source, target, sample.bytes), 1)
     if isinstance(outcome, Rejected):
-        _is(outcome.status is Status.DEADLINE_EXPIRED, f"a timeout of 1 ns: {outcome}")
+        must(outcome.status is Status.DEADLINE_EXPIRED, f"a timeout of 1 ns: {outcome}")
         return
     start = time.monotonic()
-    polled = bench.end(outcome.event)
+    polled = bed.end(outcome.event)
     expired = Polled(EventState.FAILED, Status.DEADLINE_EXPIRED)
-    _is(polled == expired, f"a timeout of 1 ns on a slow program: {polled}")
-    _is(time.monotonic() - start < PATIENCE / 2, "an expired event is told late")
-    _is(bench.backend.poll_event(outcome.event) == expired, "a terminal state changed")
+    must(polled == expired, f"a timeout of 1 ns on a slow program: {polled}")
+    must(time.monotonic() - start < PATIENCE / 2, "an expired event is told late")
+    must(bed.backend.poll_event(outcome.event) == expired, "a terminal state changed")
 
 
 # Endings
 
 
-def _releases(bench: Bench) -> None:
-    backend = bench.backend
+def _releases(bed: BackendTestBed) -> None:
+    backend = bed.backend
     contexts = [backend.create_context() for _ in range(3)]
-    _is(len({id(one) for one in contexts}) == 3, "two contexts share a handle")
+    must(len({id(one) for one in contexts}) == 3, "two contexts share a handle")
     for context in contexts:
         queue = backend.create_queue(context)
         gone(backend.destroy_queue(queue))
         gone(backend.destroy_context(context))
 
 
-def _closes(bench: Bench) -> None:
-    bench.buffer(4096, b"live when the backend closes" * 100)
-    if bench.subject.slow is not None:
-        bench.start_slow()
+def _closes(bed: BackendTestBed) -> None:
+    bed.buffer(4096, b"live when the backend closes" * 100)
+    if bed.subject.slow is not None:
+        bed.start_slow()
     with Prompt("close"):
-        bench.close()
+        bed.close()
 
 
-def _instances_apart(bench: Bench) -> None:
-    other = Bench(bench.subject)
+def _instances_apart(bed: BackendTestBed) -> None:
+    other = BackendTestBed(bed.subject)
     try:
-        here, there = bench.buffer(64, b"a" * 64), other.buffer(64, b"b" * 64)
-        _is(bench.content(here, 64) == b"a" * 64, "two instances share memory")
-        bench.close()
-        _is(other.content(there, 64) == b"b" * 64, "closing one instance ended another")
+        here, there = bed.buffer(64, b"a" * 64), other.buffer(64, b"b" * 64)
+        must(bed.content(here, 64) == b"a" * 64, "two instances share memory")
+        bed.close()
+        must(other.content(there, 64) == b"b" * 64, "closing one instance ended another")
         sample = other.sample()
         event = other.submit(other.load(sample), other.bindings(there, other.buffer(64), sample.bytes))
-        _is(other.end(event) == COMPLETE, "closing one instance stopped another")
+        must(other.end(event) == COMPLETE, "closing one instance stopped another")
     finally:
         other.close()
-
-
-class Case(NamedTuple):
-    """One promise."""
-
-    name: str
-    asserts: str
-    show: Callable[[Bench], None]
 
 
 _PROMISES: Final = (

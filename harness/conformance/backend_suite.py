@@ -2,38 +2,31 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 from virtaccel.device.backend import BackendError
-from virtaccel.harness.conformance.backend_bench import Bench, Subject
-from virtaccel.harness.conformance.backend_cases import CASES, Case
-from virtaccel.harness.conformance.protocol_bench import Failed, NotShown
-from virtaccel.harness.conformance.protocol_suite import FAILED, NOT_SHOWN, PASSED, Result
+from virtaccel.harness.conformance.backend_cases import CASES
+from virtaccel.harness.conformance.backend_test_bed import BackendTestBed, Subject
+from virtaccel.harness.conformance.outcome import Case, Result, judge
 
 
 def run(subject: Subject, only: str = "") -> Iterator[Result]:
     """Each case on a fresh instance."""
     for case in CASES:
-        if only.lower() in case.name.lower():
+        if case.is_asked_for(only):
             yield run_case(subject, case)
 
 
-def run_case(subject: Subject, case: Case) -> Result:
+def run_case(subject: Subject, case: Case[BackendTestBed]) -> Result:
     """One case. Raises BackendUnavailable if no instance can be opened."""
-    start = time.monotonic()
-    outcome, detail = PASSED, ""
-    bench = Bench(subject)
+    bed = BackendTestBed(subject)
     try:
-        case.show(bench)
-    except NotShown as reason:
-        outcome, detail = NOT_SHOWN, str(reason)
-    except Failed as error:
-        outcome, detail = FAILED, str(error)
-    except BackendError as error:
-        outcome, detail = FAILED, f"{error.status.name} where nothing stands against it: {error}"
-    except Exception as error:  # outside the contract, and that is the verdict
-        outcome, detail = FAILED, f"raised {type(error).__name__}: {error}"
+        return judge(case, lambda: case.show(bed), _outside_the_contract)
     finally:
-        bench.close()
-    return Result(case.name, case.asserts, outcome, detail, time.monotonic() - start)
+        bed.close()
+
+
+def _outside_the_contract(error: Exception) -> str:
+    if isinstance(error, BackendError):
+        return f"{error.status.name} where nothing stands against it: {error}"
+    return f"raised {type(error).__name__}: {error}"  # a backend raises nothing else, and that is the verdict

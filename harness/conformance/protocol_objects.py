@@ -7,67 +7,62 @@ from __future__ import annotations
 
 from typing import Final
 
-from virtaccel.harness.conformance import protocol_bench as p
-from virtaccel.harness.conformance.protocol_bench import Bench, Case, Failed, NotShown, say, u64
+from virtaccel.harness.conformance.outcome import Case, NotShown, must
+from virtaccel.harness.conformance.test_bed import TestBed
+from virtaccel.harness.oracle import frames as p
+from virtaccel.harness.oracle.frames import say, u64
 
 MAX: Final = (1 << 64) - 1
 
 
-def _is(holds: bool, otherwise: str) -> None:
-    if not holds:
-        raise Failed(otherwise)
-
-
-def _config(bench: Bench) -> None:
-    config = bench.config
-    _is(
+def _config(bed: TestBed) -> None:
+    config = bed.config
+    must(
         (config.protocol_major, config.protocol_minor) == (1, 0),
         f"version {config.protocol_major}.{config.protocol_minor}",
     )
-    _is(config.command_queue_count == 1, f"{config.command_queue_count} command queues")
-    _is(2 <= config.max_chain_descriptors <= 256, f"max_chain_descriptors {config.max_chain_descriptors}")
-    _is(97 <= config.max_request_bytes <= 16 << 20, f"max_request_bytes {config.max_request_bytes}")
-    _is(92 <= config.max_response_bytes <= 16 << 20, f"max_response_bytes {config.max_response_bytes}")
+    must(config.command_queue_count == 1, f"{config.command_queue_count} command queues")
+    must(2 <= config.max_chain_descriptors <= 256, f"max_chain_descriptors {config.max_chain_descriptors}")
+    must(97 <= config.max_request_bytes <= 16 << 20, f"max_request_bytes {config.max_request_bytes}")
+    must(92 <= config.max_response_bytes <= 16 << 20, f"max_response_bytes {config.max_response_bytes}")
 
 
-def _info(bench: Bench) -> None:
-    first, second = bench.ok(p.INFO).payload, bench.ok(p.INFO).payload
-    _is(first == second, "GET_DEVICE_INFO changes from one time to the next")
-    info = bench.info
-    _is(info.reserved == 0, "the reserved field is not zero")
-    _is(all(info[6:]), f"a limit is zero: {info[6:]}")
-    _is(info.bindings <= 4096, f"max_bindings_per_submission {info.bindings}")
-    _is(info.capabilities & 0b100011 != 0, f"capabilities {info.capabilities:#x} name no memory domain")
-    _is(info.capabilities & 0b011000 == 0, f"capabilities {info.capabilities:#x} hold reserved bits")
+def _info(bed: TestBed) -> None:
+    first, second = bed.ok(p.INFO).payload, bed.ok(p.INFO).payload
+    must(first == second, "GET_DEVICE_INFO changes from one time to the next")
+    info = bed.info
+    must(info.reserved == 0, "the reserved field is not zero")
+    must(all(info[6:]), f"a limit is zero: {info[6:]}")
+    must(info.bindings <= 4096, f"max_bindings_per_submission {info.bindings}")
+    must(info.capabilities & 0b100011 != 0, f"capabilities {info.capabilities:#x} name no memory domain")
+    must(info.capabilities & 0b011000 == 0, f"capabilities {info.capabilities:#x} hold reserved bits")
 
 
-def _scalars(bench: Bench) -> None:
-    world = bench.world()
-    context, domain = world.context, bench.domain
+def _scalars(bed: TestBed) -> None:
+    world = bed.world()
+    context, domain = world.context, bed.domain
     bad = (p.INVALID_ARGUMENT,)
-    bench.refuses("reserved word of CREATE_CONTEXT", p.CREATE_CONTEXT, bytes(4) + b"\1\0\0\0", *bad)
-    bench.refuses("reserved word of CREATE_QUEUE", p.CREATE_QUEUE, u64(context) + bytes(4) + b"\0\0\0\1", *bad)
+    bed.refuses("reserved word of CREATE_CONTEXT", p.CREATE_CONTEXT, bytes(4) + b"\1\0\0\0", *bad)
+    bed.refuses("reserved word of CREATE_QUEUE", p.CREATE_QUEUE, u64(context) + bytes(4) + b"\0\0\0\1", *bad)
     for byte in range(7):
         reserved = bytes(1 if index == byte else 0 for index in range(7))
         body = p.allocation(context, 64, domain=domain, reserved=reserved)
-        bench.refuses(f"reserved byte {byte} of ALLOCATE_BUFFER", p.ALLOCATE, body, *bad)
-    bench.refuses(
-        "reserved word of ALLOCATE_BUFFER", p.ALLOCATE, p.allocation(context, 64, domain=domain, tail=1), *bad
-    )
+        bed.refuses(f"reserved byte {byte} of ALLOCATE_BUFFER", p.ALLOCATE, body, *bad)
+    bed.refuses("reserved word of ALLOCATE_BUFFER", p.ALLOCATE, p.allocation(context, 64, domain=domain, tail=1), *bad)
     for unknown in (0, 4, 255):
-        bench.refuses(f"memory domain {unknown}", p.ALLOCATE, p.allocation(context, 64, domain=unknown), *bad)
+        bed.refuses(f"memory domain {unknown}", p.ALLOCATE, p.allocation(context, 64, domain=unknown), *bad)
     for alignment in (0, 3, 48, MAX):
         body = p.allocation(context, 64, domain=domain, alignment=alignment)
-        bench.refuses(f"alignment {alignment}", p.ALLOCATE, body, *bad)
-    bench.refuses("a buffer of no bytes", p.ALLOCATE, p.allocation(context, 0, domain=domain), *bad)
-    bench.refuses("a buffer of no use", p.ALLOCATE, p.allocation(context, 64, 0, domain), *bad)
-    bench.refuses("a transfer of no bytes", p.READ, p.transfer(world.source, 0, 0), *bad)
-    bench.refuses("a transfer that overflows", p.READ, p.transfer(world.source, MAX, 1), *bad)
-    bench.refuses("data longer than said", p.WRITE, p.transfer(world.source, 0, 4) + bytes(5), *bad)
-    bench.refuses("data shorter than said", p.WRITE, p.transfer(world.source, 0, 4) + bytes(3), *bad)
+        bed.refuses(f"alignment {alignment}", p.ALLOCATE, body, *bad)
+    bed.refuses("a buffer of no bytes", p.ALLOCATE, p.allocation(context, 0, domain=domain), *bad)
+    bed.refuses("a buffer of no use", p.ALLOCATE, p.allocation(context, 64, 0, domain), *bad)
+    bed.refuses("a transfer of no bytes", p.READ, p.transfer(world.source, 0, 0), *bad)
+    bed.refuses("a transfer that overflows", p.READ, p.transfer(world.source, MAX, 1), *bad)
+    bed.refuses("data longer than said", p.WRITE, p.transfer(world.source, 0, 4) + bytes(5), *bad)
+    bed.refuses("data shorter than said", p.WRITE, p.transfer(world.source, 0, 4) + bytes(3), *bad)
     for domain_, bit in ((1, 0), (2, 1), (3, 5)):
-        if not bench.info.capabilities & 1 << bit:
-            bench.refuses(
+        if not bed.info.capabilities & 1 << bit:
+            bed.refuses(
                 f"domain {domain_} without its capability",
                 p.ALLOCATE,
                 p.allocation(context, 64, domain=domain_),
@@ -75,19 +70,19 @@ def _scalars(bench: Bench) -> None:
             )
 
 
-def _zero_ids(bench: Bench) -> None:
+def _zero_ids(bed: TestBed) -> None:
     bad = (p.INVALID_ARGUMENT,)
     for opcode in (p.DESTROY_CONTEXT, p.FREE, p.UNLOAD, p.DESTROY_QUEUE, p.POLL, p.DESTROY_EVENT):
-        bench.refuses(f"object 0 in command {opcode:#06x}", opcode, bytes(8), *bad)
-    bench.refuses("context 0 of a buffer", p.ALLOCATE, p.allocation(0, 64, domain=bench.domain), *bad)
-    bench.refuses("context 0 of a queue", p.CREATE_QUEUE, bytes(16), *bad)
-    bench.refuses("buffer 0", p.READ, p.transfer(0, 0, 8), *bad)
-    answer = bench.send(p.frame(p.INFO, request_id=0))
-    _is(answer.status == p.INVALID_ARGUMENT, f"request ID 0: {say(answer.status)}")
+        bed.refuses(f"object 0 in command {opcode:#06x}", opcode, bytes(8), *bad)
+    bed.refuses("context 0 of a buffer", p.ALLOCATE, p.allocation(0, 64, domain=bed.domain), *bad)
+    bed.refuses("context 0 of a queue", p.CREATE_QUEUE, bytes(16), *bad)
+    bed.refuses("buffer 0", p.READ, p.transfer(0, 0, 8), *bad)
+    answer = bed.send(p.frame(p.INFO, request_id=0))
+    must(answer.status == p.INVALID_ARGUMENT, f"request ID 0: {say(answer.status)}")
 
 
-def _stale_ids(bench: Bench) -> None:
-    world = bench.world()
+def _stale_ids(bed: TestBed) -> None:
+    world = bed.world()
     stale = (p.STALE_OBJECT,)
     kinds = {
         p.DESTROY_CONTEXT: world.context,
@@ -98,99 +93,97 @@ def _stale_ids(bench: Bench) -> None:
     for opcode in (*kinds, p.POLL, p.DESTROY_EVENT):
         for own, object_id in kinds.items():
             if own != opcode and object_id:
-                bench.refuses(f"another kind's ID in command {opcode:#06x}", opcode, u64(object_id), *stale)
+                bed.refuses(f"another kind's ID in command {opcode:#06x}", opcode, u64(object_id), *stale)
         for bit in (0, 17, 40, 63):
-            bench.refuses(
-                f"a made-up ID in command {opcode:#06x}", opcode, u64(0x0BAD_0000_0000_0BAD ^ 1 << bit), *stale
-            )
-    bench.ok(p.FREE, u64(world.source))
-    bench.refuses("a freed buffer", p.FREE, u64(world.source), *stale)
-    bench.refuses("a freed buffer", p.READ, p.transfer(world.source, 0, 8), *stale)
-    new = bench.buffer(world.context)
-    _is(new != world.source, "an ID was given to a second object")
-    bench.refuses("a freed buffer whose place was taken", p.READ, p.transfer(world.source, 0, 8), *stale)
+            bed.refuses(f"a made-up ID in command {opcode:#06x}", opcode, u64(0x0BAD_0000_0000_0BAD ^ 1 << bit), *stale)
+    bed.ok(p.FREE, u64(world.source))
+    bed.refuses("a freed buffer", p.FREE, u64(world.source), *stale)
+    bed.refuses("a freed buffer", p.READ, p.transfer(world.source, 0, 8), *stale)
+    new = bed.buffer(world.context)
+    must(new != world.source, "an ID was given to a second object")
+    bed.refuses("a freed buffer whose place was taken", p.READ, p.transfer(world.source, 0, 8), *stale)
 
 
-def _ranges(bench: Bench) -> None:
-    context = bench.context()
-    buffer = bench.buffer(context, 64)
+def _ranges(bed: TestBed) -> None:
+    context = bed.context()
+    buffer = bed.buffer(context, 64)
     for offset, size in ((0, 65), (64, 1), (1, 64), (63, 2), (1 << 40, 1), (MAX - 8, 8)):
-        bench.refuses(
+        bed.refuses(
             f"{size} bytes at {offset} of 64",
             p.READ,
             p.transfer(buffer, offset, size),
             p.OUT_OF_BOUNDS,
             p.RESOURCE_LIMIT,
         )
-    bench.refuses("2 bytes at 63 of 64", p.WRITE, p.transfer(buffer, 63, 2) + b"ab", p.OUT_OF_BOUNDS)
-    bench.ok(p.WRITE, p.transfer(buffer, 63, 1) + b"z")
-    _is(
-        bench.ok(p.READ, p.transfer(buffer, 0, 64)).payload == bytes(63) + b"z",
+    bed.refuses("2 bytes at 63 of 64", p.WRITE, p.transfer(buffer, 63, 2) + b"ab", p.OUT_OF_BOUNDS)
+    bed.ok(p.WRITE, p.transfer(buffer, 63, 1) + b"z")
+    must(
+        bed.ok(p.READ, p.transfer(buffer, 0, 64)).payload == bytes(63) + b"z",
         "a buffer does not hold what was written",
     )
 
 
-def _usage(bench: Bench) -> None:
-    context = bench.context()
-    source, destination = bench.buffer(context, 64, p.SOURCE), bench.buffer(context, 64, p.DESTINATION)
-    bench.ok(p.READ, p.transfer(source, 0, 8))
-    bench.ok(p.WRITE, p.transfer(destination, 0, 8) + bytes(8))
-    bench.refuses("writing a transfer source", p.WRITE, p.transfer(source, 0, 8) + bytes(8), p.PERMISSION_DENIED)
-    bench.refuses("reading a transfer destination", p.READ, p.transfer(destination, 0, 8), p.PERMISSION_DENIED)
+def _usage(bed: TestBed) -> None:
+    context = bed.context()
+    source, destination = bed.buffer(context, 64, p.SOURCE), bed.buffer(context, 64, p.DESTINATION)
+    bed.ok(p.READ, p.transfer(source, 0, 8))
+    bed.ok(p.WRITE, p.transfer(destination, 0, 8) + bytes(8))
+    bed.refuses("writing a transfer source", p.WRITE, p.transfer(source, 0, 8) + bytes(8), p.PERMISSION_DENIED)
+    bed.refuses("reading a transfer destination", p.READ, p.transfer(destination, 0, 8), p.PERMISSION_DENIED)
 
 
-def _zeroed(bench: Bench) -> None:
-    context = bench.context()
+def _zeroed(bed: TestBed) -> None:
+    context = bed.context()
     for _ in range(4):
-        buffer = bench.buffer(context, 4096)
+        buffer = bed.buffer(context, 4096)
         for start in range(0, 4096, 1024):
-            content = bench.ok(p.READ, p.transfer(buffer, start, 1024), room=(1040,)).payload
-            _is(not any(content), "a new buffer is not zeroed")
-            bench.ok(p.WRITE, p.transfer(buffer, start, 1024) + b"\xff" * 1024)
-        bench.ok(p.FREE, u64(buffer))
+            content = bed.ok(p.READ, p.transfer(buffer, start, 1024), room=(1040,)).payload
+            must(not any(content), "a new buffer is not zeroed")
+            bed.ok(p.WRITE, p.transfer(buffer, start, 1024) + b"\xff" * 1024)
+        bed.ok(p.FREE, u64(buffer))
 
 
-def _limits(bench: Bench) -> None:
-    limit = bench.info.contexts
+def _limits(bed: TestBed) -> None:
+    limit = bed.info.contexts
     if limit > 4096:
         raise NotShown(f"{limit} contexts are too many to make")
-    contexts = [bench.context() for _ in range(limit)]
-    bench.refuses("one context more than the limit", p.CREATE_CONTEXT, bytes(8), p.RESOURCE_LIMIT)
-    bench.ok(p.DESTROY_CONTEXT, u64(contexts[0]))
-    contexts[0] = bench.context()
-    _is(len(set(contexts)) == limit, "two contexts have one ID")
-    size = bench.info.buffer_bytes + 1
+    contexts = [bed.context() for _ in range(limit)]
+    bed.refuses("one context more than the limit", p.CREATE_CONTEXT, bytes(8), p.RESOURCE_LIMIT)
+    bed.ok(p.DESTROY_CONTEXT, u64(contexts[0]))
+    contexts[0] = bed.context()
+    must(len(set(contexts)) == limit, "two contexts have one ID")
+    size = bed.info.buffer_bytes + 1
     if size <= MAX:
-        bench.refuses(
+        bed.refuses(
             "a buffer above the limit",
             p.ALLOCATE,
-            p.allocation(contexts[0], size, domain=bench.domain),
+            p.allocation(contexts[0], size, domain=bed.domain),
             p.RESOURCE_LIMIT,
         )
 
 
-def _children(bench: Bench) -> None:
-    world = bench.world()
+def _children(bed: TestBed) -> None:
+    world = bed.world()
     children = [(p.FREE, world.source), (p.FREE, world.target), (p.DESTROY_QUEUE, world.queue)]
     children += [(p.UNLOAD, world.program)] if world.program else []
     for opcode, object_id in children:
-        bench.refuses("a context with children", p.DESTROY_CONTEXT, u64(world.context), p.BUSY)
-        bench.ok(opcode, u64(object_id))
-    bench.ok(p.DESTROY_CONTEXT, u64(world.context))
-    bench.refuses("a destroyed context", p.DESTROY_CONTEXT, u64(world.context), p.STALE_OBJECT)
+        bed.refuses("a context with children", p.DESTROY_CONTEXT, u64(world.context), p.BUSY)
+        bed.ok(opcode, u64(object_id))
+    bed.ok(p.DESTROY_CONTEXT, u64(world.context))
+    bed.refuses("a destroyed context", p.DESTROY_CONTEXT, u64(world.context), p.STALE_OBJECT)
 
 
-def _bindings(bench: Bench) -> None:
-    sample = bench.program_of()
-    world, size = bench.world(), sample.bytes
+def _bindings(bed: TestBed) -> None:
+    sample = bed.program_of()
+    world, size = bed.world(), sample.bytes
     good = (p.binding(world.source, 0, 1, size), p.binding(world.target, 1, 2, size))
 
     def refused(what: str, status: int, *bindings: bytes, count: int | None = None) -> None:
-        bench.refuses(what, p.SUBMIT, p.submission(world.queue, world.program, *bindings, count=count), status)
+        bed.refuses(what, p.SUBMIT, p.submission(world.queue, world.program, *bindings, count=count), status)
 
     refused("no bindings", p.INVALID_ARGUMENT)
     refused("a count that lies", p.INVALID_ARGUMENT, *good, count=1)
-    refused("a count beyond the limit", p.RESOURCE_LIMIT, *good, count=bench.info.bindings + 1)
+    refused("a count beyond the limit", p.RESOURCE_LIMIT, *good, count=bed.info.bindings + 1)
     refused("a count of 2**32-1", p.RESOURCE_LIMIT, *good, count=0xFFFFFFFF)
     refused("a slot bound twice", p.INVALID_ARGUMENT, good[0], p.binding(world.target, 0, 2, size))
     for access in (0, 4, 255):
@@ -201,54 +194,54 @@ def _bindings(bench: Bench) -> None:
     refused("buffer 0", p.INVALID_ARGUMENT, good[0], p.binding(0, 1, 2, size))
     refused("a range outside its buffer", p.OUT_OF_BOUNDS, good[0], p.binding(world.target, 1, 2, size, offset=64))
     refused("a stale buffer", p.STALE_OBJECT, good[0], p.binding(world.queue, 1, 2, size))
-    only_in = bench.buffer(world.context, 64, p.INPUT | p.DESTINATION)
+    only_in = bed.buffer(world.context, 64, p.INPUT | p.DESTINATION)
     refused("writing a program input", p.PERMISSION_DENIED, good[0], p.binding(only_in, 1, 2, size))
     refused("read and write without mutable state", p.PERMISSION_DENIED, good[0], p.binding(world.target, 1, 3, size))
 
 
-def _contexts_apart(bench: Bench) -> None:
-    size = bench.program_of().bytes
-    one, two = bench.world(), bench.world()
+def _contexts_apart(bed: TestBed) -> None:
+    size = bed.program_of().bytes
+    one, two = bed.world(), bed.world()
     for what, queue, program, source in (
         ("a buffer", one.queue, one.program, two.source), ("a program", one.queue, two.program, one.source),
         ("a queue", two.queue, one.program, one.source),
     ):  # fmt: skip
         body = p.submission(queue, program, p.binding(source, 0, 1, size), p.binding(one.target, 1, 2, size))
-        bench.refuses(f"{what} of another context", p.SUBMIT, body, p.STALE_OBJECT)
+        bed.refuses(f"{what} of another context", p.SUBMIT, body, p.STALE_OBJECT)
 
 
-def _cancel(bench: Bench) -> None:
-    if not bench.info.capabilities & p.CANCELLATION:
-        world = bench.world()
-        event = bench.ok(p.SUBMIT, bench.submitted(world)).id
-        bench.refuses("cancellation without its capability", p.CANCEL, u64(event), p.UNSUPPORTED)
+def _cancel(bed: TestBed) -> None:
+    if not bed.info.capabilities & p.CANCELLATION:
+        world = bed.world()
+        event = bed.ok(p.SUBMIT, bed.submitted(world)).id
+        bed.refuses("cancellation without its capability", p.CANCEL, u64(event), p.UNSUPPORTED)
         return
-    world = bench.world()
-    event = bench.ok(p.SUBMIT, bench.submitted(world)).id
-    cancelled = bench.call(p.CANCEL, u64(event))
-    state, _ = bench.terminal(event)
+    world = bed.world()
+    event = bed.ok(p.SUBMIT, bed.submitted(world)).id
+    cancelled = bed.call(p.CANCEL, u64(event))
+    state, _ = bed.terminal(event)
     if cancelled.status == p.OK:
-        _is(state == p.CANCELLED, f"a cancelled event is in state {state}")
+        must(state == p.CANCELLED, f"a cancelled event is in state {state}")
     else:
-        _is(cancelled.status == p.BUSY and state != p.CANCELLED, f"{say(cancelled.status)} and state {state}")
-    bench.refuses("cancelling a terminal event", p.CANCEL, u64(event), p.BUSY)
-    bench.ok(p.DESTROY_EVENT, u64(event))
-    bench.refuses("a destroyed event", p.POLL, u64(event), p.STALE_OBJECT)
+        must(cancelled.status == p.BUSY and state != p.CANCELLED, f"{say(cancelled.status)} and state {state}")
+    bed.refuses("cancelling a terminal event", p.CANCEL, u64(event), p.BUSY)
+    bed.ok(p.DESTROY_EVENT, u64(event))
+    bed.refuses("a destroyed event", p.POLL, u64(event), p.STALE_OBJECT)
 
 
-def _programs(bench: Bench) -> None:
-    sample = bench.program_of()
-    context = bench.context()
+def _programs(bed: TestBed) -> None:
+    sample = bed.program_of()
+    context = bed.context()
     bad = (p.INVALID_ARGUMENT,)
-    bench.refuses("format 0", p.LOAD, p.load(context, sample._replace(format=0)), *bad)
-    bench.refuses("payload_bytes 0", p.LOAD, p.load(context, sample, size=0), *bad)
-    bench.refuses("payload_bytes above the tail", p.LOAD, p.load(context, sample, size=len(sample.artifact) + 1), *bad)
-    bench.refuses("resident_bytes 0", p.LOAD, p.load(context, sample, resident=0), *bad)
+    bed.refuses("format 0", p.LOAD, p.load(context, sample._replace(format=0)), *bad)
+    bed.refuses("payload_bytes 0", p.LOAD, p.load(context, sample, size=0), *bad)
+    bed.refuses("payload_bytes above the tail", p.LOAD, p.load(context, sample, size=len(sample.artifact) + 1), *bad)
+    bed.refuses("resident_bytes 0", p.LOAD, p.load(context, sample, resident=0), *bad)
     refusals = (p.UNSUPPORTED, p.INCOMPATIBLE, p.INVALID_ARGUMENT)
-    bench.refuses("a format nobody has", p.LOAD, p.load(context, sample._replace(format=0x7E57_7E57)), *refusals)
+    bed.refuses("a format nobody has", p.LOAD, p.load(context, sample._replace(format=0x7E57_7E57)), *refusals)
     junk = sample._replace(artifact=bytes(64))
-    bench.refuses("an artifact of zeros", p.LOAD, p.load(context, junk), *refusals)
-    bench.ok(p.UNLOAD, u64(bench.made(p.LOAD, p.load(context, sample))))
+    bed.refuses("an artifact of zeros", p.LOAD, p.load(context, junk), *refusals)
+    bed.ok(p.UNLOAD, u64(bed.made(p.LOAD, p.load(context, sample))))
 
 
 CASES: Final = (

@@ -254,9 +254,7 @@ class Reference:
 
 
 def _answers(folder: Path, names: Sequence[str], bounds: bool) -> list[Answer]:
-    return [
-        Answer(np.load(folder / name), np.load(folder / f"bounds_{name}") if bounds else None) for name in names
-    ]
+    return [Answer(np.load(folder / name), np.load(folder / f"bounds_{name}") if bounds else None) for name in names]
 
 
 def _keep(folder: Path, kept: Path, files: Sequence[str]) -> None:

@@ -17,11 +17,11 @@ from virtaccel.device.reset import ResetReport
 from virtaccel.device.ring_service import Device
 from virtaccel.device.wire import Status
 from virtaccel.guest_tools.transport.base import Transport
-from virtaccel.harness.conformance.protocol_programs import SAMPLES
 from virtaccel.harness.fuzz.contract_checker import ContractChecker
 from virtaccel.harness.fuzz.frame import quiet
 from virtaccel.harness.fuzz.session_model import Bounds
 from virtaccel.harness.fuzz.target import Finding
+from virtaccel.harness.oracle.programs import SAMPLES
 from virtaccel.virtqueue.segments import Chain
 
 PAGE: Final = 4096

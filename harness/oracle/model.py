@@ -136,7 +136,7 @@ class Model:
 
     @property
     def resident(self) -> int:
-        return sum(one.resident for one in (*self.programs.values(), *self.loads))
+        return sum(one.resident for one in self.programs.values()) + sum(load.resident for load in self.loads)
 
     def children(self, context: int, table: Table) -> int:
         return sum(one.context == context for one in table.values())

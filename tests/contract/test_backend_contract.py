@@ -33,12 +33,12 @@ from virtaccel.device.backend import (
 from virtaccel.device.isolated.launcher import WorkerLauncher
 from virtaccel.device.reference import INFO, Reference, Refuse, Script
 from virtaccel.device.wire import EventState, Status
-from virtaccel.harness.conformance.backend_bench import Subject, slow_tosa
 from virtaccel.harness.conformance.backend_cases import CASES
 from virtaccel.harness.conformance.backend_suite import run_case
-from virtaccel.harness.conformance.protocol_programs import REFERENCE_XOR
-from virtaccel.harness.conformance.protocol_suite import FAILED, NOT_SHOWN, PASSED
+from virtaccel.harness.conformance.backend_test_bed import Subject, slow_tosa
+from virtaccel.harness.conformance.outcome import FAILED, NOT_SHOWN, PASSED
 from virtaccel.harness.fuzz.contract_checker import ContractChecker
+from virtaccel.harness.oracle.programs import REFERENCE_XOR
 
 METHODS = (
     "create_context",

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from virtaccel.harness.conformance import outcome
 from virtaccel.harness.conformance import protocol_suite as suite
 from virtaccel.vm.session import VmSession
 
@@ -17,7 +18,7 @@ def test_protocol_cases_inside_a_guest(vm: VmSession) -> None:
     vm.machine.ask("close")
     status, text, _ = vm.machine.run_program(["conformance", "--json"], [], 240)
     content = json.loads(text.splitlines()[-1])
-    bad = {case["name"]: case["detail"] for case in content["cases"] if case["outcome"] != suite.PASSED}
+    bad = {case["name"]: case["detail"] for case in content["cases"] if case["outcome"] != outcome.PASSED}
     assert status == 0, bad
     assert set(bad) == {"VQ-020"}
     assert len(content["cases"]) == len(suite.CASES)

@@ -30,8 +30,8 @@ from virtaccel.device.backend import (
 )
 from virtaccel.device.wire import Access, Capability, Domain, EventState, Status, Usage
 from virtaccel.guest_tools.artifact import target_words
-from virtaccel.harness.conformance.protocol_bench import Failed, NotShown
-from virtaccel.harness.conformance.protocol_programs import SAMPLES, TOSA_FORMAT, UNBOUNDED, Sample
+from virtaccel.harness.conformance.outcome import Failed, NotShown
+from virtaccel.harness.oracle.programs import SAMPLES, TOSA_FORMAT, UNBOUNDED, Sample
 from virtaccel.tosa_graph.flatbuffer import read
 from virtaccel.tosa_graph.graph import DType, Op
 from virtaccel.tosa_graph.write import GraphWriter
@@ -88,7 +88,7 @@ class Running(NamedTuple):
     size: int
 
 
-class Bench:
+class BackendTestBed:
     """One instance with a context and an execution queue."""
 
     def __init__(self, subject: Subject) -> None:
