@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import struct
 import time
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -22,9 +23,30 @@ FLOAT = Target(Profile.FLOATING_POINT)
 INTEGER = Target(Profile.INTEGER)
 GOOD = single(Op.ADD, [((2, 3), DType.FP32), Const(np.ones((2, 3), np.float32))], ((2, 3), DType.FP32))
 REFUSALS = (Status.INVALID_ARGUMENT, Status.INCOMPATIBLE, Status.RESOURCE_LIMIT, Status.UNSUPPORTED)
-SECONDS = 1.0
-SLACK = 4.0
-"""The cases ask for a second; tests share their machine with others."""
+LONG = 600
+"""Operators of a good program that takes about a second to load on an idle machine, which is what the cases ask for."""
+
+
+def chain(count: int) -> bytes:
+    writer = GraphWriter()
+    value = writer.input("x", (4,), DType.FP32)
+    for _ in range(count):
+        value = writer.operator(Op.ABS, [value], ((4,), DType.FP32))
+    writer.output(value)
+    return writer.to_bytes()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def soon(accelerator: Accelerator) -> Iterator[None]:
+    """No refusal takes longer than a long good program takes to load here."""
+    taken.clear()
+    yield
+    slowest, began = max(taken), time.monotonic()
+    accelerator.load(chain(LONG), "long").close()
+    assert slowest < time.monotonic() - began
+
+
+taken: list[float] = []
 
 
 def offered(accelerator: Accelerator, data: bytes, target: Target = FLOAT) -> int:
@@ -37,7 +59,8 @@ def offered(accelerator: Accelerator, data: bytes, target: Target = FLOAT) -> in
     except DeviceError as error:
         status = Status(error.status)
     assert status == Status.OK or status in REFUSALS
-    assert status == Status.OK or time.monotonic() - started < SECONDS * SLACK
+    if status != Status.OK:
+        taken.append(time.monotonic() - started)
     return status
 
 
@@ -109,13 +132,7 @@ def test_h2_a_few_bytes_that_ask_for_gigabytes(accelerator: Accelerator, level: 
 
 
 def test_h2_20000_operators_and_others_answered_meanwhile(accelerator: Accelerator) -> None:
-    writer = GraphWriter()
-    value = writer.input("x", (4,), DType.FP32)
-    for _ in range(20_000):
-        value = writer.operator(Op.ABS, [value], ((4,), DType.FP32))
-    writer.output(value)
-    session, client = accelerator.session, accelerator.session.client
-    data = writer.to_bytes()
+    session, client, data = accelerator.session, accelerator.session.client, chain(20_000)
     token = session.start(client.load_program(accelerator.context, TOSA_FORMAT, to_words(FLOAT), data))
     for _ in range(20):
         session.call(client.destroy_context(session.call(client.create_context())))

@@ -85,9 +85,7 @@ def test_backend_that_is_not_there_takes_the_socket_away_again(tmp_path: Path) -
 def test_ends_cleanly(tmp_path: Path, number: int) -> None:
     with Daemon(tmp_path) as daemon:
         works(daemon.path)
-        began = time.monotonic()
-        assert daemon.stop(number) == 0
-        assert time.monotonic() - began < 5
+        assert daemon.stop(number) == 0  # within its patience
         assert sorted(os.listdir(tmp_path)) == ["daemon.log"]
 
 

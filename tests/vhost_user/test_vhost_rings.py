@@ -14,8 +14,6 @@ from frames import request
 from virtaccel.device.vhost_user import message as m
 from virtaccel.device.vhost_user.message import Request
 from virtaccel.guest_tools.transport.base import TransportError
-from virtaccel.guest_tools.via import open_transport
-from virtaccel.harness.conformance import protocol_suite as suite
 from virtaccel.virtqueue.layout import place
 
 INFO = 0x0001
@@ -202,16 +200,7 @@ def test_regions_may_begin_anywhere_in_their_file(daemon: Daemon, offset: int) -
     odd.close()
 
 
-# -- R3
-
-
-def test_r3_bad_chains_go_back_empty_and_good_ones_behind_them_complete(daemon: Daemon) -> None:
-    """The whole protocol suite, hostile chains and all; the daemon sleeps when it is over."""
-    transport = open_transport(f"vhost-user:{daemon.path}")
-    outcomes = {result.name: result.outcome for result in suite.run(transport)}
-    transport.close()
-    assert {name for name, outcome in outcomes.items() if outcome != suite.PASSED} == {"VQ-020"}
-    assert_quiet(daemon)
+# -- R3: bad chains are the protocol suite's, which test_fuzz_elsewhere.py runs over a socket
 
 
 def test_available_index_that_jumps_stops_the_ring_and_signals_the_error(daemon: Daemon) -> None:

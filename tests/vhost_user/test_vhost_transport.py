@@ -7,13 +7,13 @@ import signal
 import time
 
 import pytest
-from daemons import Daemon
+from daemons import PATIENCE, Daemon
 
 from virtaccel.device.reference import FORMAT, Operation, Program
 from virtaccel.device.wire import Status, Usage
 from virtaccel.guest_tools.client import Binding, Context, DeviceError
 from virtaccel.guest_tools.errors import Unavailable
-from virtaccel.guest_tools.session import Session
+from virtaccel.guest_tools.session import NoAnswer, Session
 from virtaccel.guest_tools.transport.base import TransportError
 from virtaccel.guest_tools.transport.vhost_user import VhostUserTransport
 from virtaccel.guest_tools.via import open_transport
@@ -125,7 +125,7 @@ def test_nothing_to_collect_returns_in_time(daemon: Daemon) -> None:
     began = time.monotonic()
     assert transport.collect(0) is None
     assert transport.collect(0.1) is None
-    assert 0.1 <= time.monotonic() - began < 5
+    assert 0.1 <= time.monotonic() - began < PATIENCE
     transport.close()
 
 
@@ -138,10 +138,9 @@ def test_daemon_killed_mid_traffic_is_noticed_and_a_restarted_one_serves_on(
         daemon.process.send_signal(signal.SIGSTOP)
         token = session.start(session.client.get_device_info())
         daemon.kill()
-        began = time.monotonic()
-        with pytest.raises(TransportError):
+        with pytest.raises(TransportError) as noticed:
             session.result(token)
-        assert time.monotonic() - began < 5
+        assert not isinstance(noticed.value, NoAnswer), "noticed, not waited for"
         with pytest.raises(TransportError):
             session.call(session.client.get_device_info())
         with pytest.raises(TransportError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,17 +30,8 @@ def daemon(request: pytest.FixtureRequest) -> Iterator[Daemon]:
 @pytest.mark.parametrize(("target", "least"), [("session", 300), ("vhost", 600)])
 def test_a_socket_is_fuzzed(daemon: Daemon, target: str, least: int, tmp_path: Path) -> None:
     before = daemon.fds()
-    arguments = [
-        "--via",
-        f"vhost-user:{daemon.path}",
-        "--steps",
-        str(least),
-        "--seed",
-        "9",
-        "--json",
-        "--output",
-        str(tmp_path),
-    ]
+    arguments = ["--via", f"vhost-user:{daemon.path}", "--steps", str(least), "--seed", "9", "--json"]
+    arguments += ["--output", str(tmp_path)]
     run = CliRunner().invoke(main, ["fuzz", target, *arguments])
     assert run.exit_code == 0, run.output
     content = json.loads(run.output.splitlines()[-1])
@@ -53,6 +45,9 @@ def test_protocol_cases_through_a_socket(daemon: Daemon) -> None:
     run = CliRunner().invoke(main, ["conformance", "protocol", "--via", f"vhost-user:{daemon.path}", "--json"])
     assert run.exit_code == 0, run.output
     assert json.loads(run.output)["counts"]["not shown"] == 1
+    before = daemon.cpu_seconds()
+    time.sleep(0.3)
+    assert daemon.cpu_seconds() - before <= 0.02, "the daemon sleeps again, whatever chains it was given"
 
 
 def test_an_answer_that_never_comes_is_a_finding(tmp_path: Path) -> None:
