@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import cast
 
 import click
 
@@ -33,9 +32,9 @@ def protocol(
     programs = samples(artifact, artifact_format, artifact_bytes, _target(words))
     transport = open_transport(via, device)
     try:
-        if not hasattr(transport, "raw_ring"):
+        if not isinstance(transport, HasRawRing):
             raise Unavailable(f"{via} has no ring that can be written by hand")
-        show(run(cast(HasRawRing, transport), programs, only, patience), as_json, via=via)
+        show(run(transport, programs, only, patience), as_json, via=via)
     except Failed as error:
         raise Unavailable(f"the device does not answer its first commands: {error}") from error
     finally:

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from virtaccel.guest_tools.bare.arrays import NAMES, Array, ArrayError, compare, read_npy, read_npz, write_npz
-from virtaccel.guest_tools.bare.model import Model, ModelError
+from virtaccel.guest_tools.bare.model import Model
 from virtaccel.guest_tools.bare.remote import serve
 from virtaccel.guest_tools.client import ClientError
+from virtaccel.guest_tools.errors import AcceleratorError, InputError
 from virtaccel.guest_tools.pci.function import DEFAULT_VIRTIO_ID
 from virtaccel.guest_tools.pci.transport import LOST_AFTER_S, DeviceLost, PciTransport, open_pci
 from virtaccel.guest_tools.session import Session
@@ -36,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except DeviceLost as error:
         print(f"virtaccel: {error}", file=sys.stderr)
         return LOST
-    except (TransportError, ClientError, ModelError, ArrayError, Failed, OSError) as error:
+    except (TransportError, ClientError, AcceleratorError, ArrayError, Failed, OSError) as error:
         print(f"virtaccel: {error}", file=sys.stderr)
         return BAD
 
@@ -128,7 +129,7 @@ def _run(options: argparse.Namespace) -> int:
     artifact = options.model.read_bytes()
     session = _open(options)
     try:
-        model = Model(session, artifact)
+        model = Model(session, artifact, options.model.name)
         print(f"{options.model.name}: loaded in {model.load_seconds * 1000:.0f} ms")
         case = _case(options, model)
         status = GOOD
@@ -145,14 +146,14 @@ def _case(options: argparse.Namespace, model: Model) -> _Case:
     if options.check is not None:
         arrays = read_npz(options.check)
         try:
-            given = [arrays[f"in_{index}"] for index in range(len(model.inputs))]
-            wanted = [arrays[f"out_{index}"] for index in range(len(model.graph.outputs))]
+            given = [arrays[f"in_{index}"] for index in range(len(model.program.inputs))]
+            wanted = [arrays[f"out_{index}"] for index in range(len(model.program.outputs))]
         except KeyError as error:
             raise ArrayError(f"{options.check.name}: no array {error}") from error
     else:
         given, wanted = [read_npy(path.read_bytes(), path.name) for path in options.input], []
-    if len(given) != len(model.inputs):
-        raise ModelError(f"the model has {len(model.inputs)} inputs, {len(given)} were given")
+    if len(given) != len(model.program.inputs):
+        raise InputError(f"the model has {len(model.program.inputs)} inputs, {len(given)} were given")
     steps = _step_count(model, given)
     expected = _split(wanted, steps) if wanted else [[] for _ in range(steps)]
     return _Case([[array.data for array in row] for row in _split(given, steps)], expected)
@@ -161,16 +162,16 @@ def _case(options: argparse.Namespace, model: Model) -> _Case:
 def _step_count(model: Model, given: list[Array]) -> int:
     """1, or the length of the leading axis that every array has more than its tensor."""
     counts = set()
-    for bound, array in zip(model.inputs, given, strict=True):
-        kind = NAMES.get(bound.tensor.dtype)
+    for tensor, array in zip(model.program.inputs, given, strict=True):
+        kind = NAMES.get(tensor.dtype)
         if kind is not None and kind != array.kind:
-            raise ModelError(f"{bound.tensor.name}: {array.kind} was given, {kind} is needed")
-        extra = len(array.shape) == len(bound.tensor.shape) + 1
+            raise InputError(f"{tensor.name}: {array.kind} was given, {kind} is needed")
+        extra = len(array.shape) == len(tensor.shape) + 1
         counts.add(array.shape[0] if extra else 1)
-        if (array.shape[1:] if extra else array.shape) != bound.tensor.shape:
-            raise ModelError(f"{bound.tensor.name}: shape {array.shape} was given, {bound.tensor.shape} is needed")
+        if (array.shape[1:] if extra else array.shape) != tensor.shape:
+            raise InputError(f"{tensor.name}: shape {array.shape} was given, {tensor.shape} is needed")
     if len(counts) > 1:
-        raise ModelError("the inputs have different numbers of steps")
+        raise InputError("the inputs have different numbers of steps")
     return counts.pop() if counts else 1
 
 
@@ -187,7 +188,7 @@ def _split(arrays: list[Array], steps: int) -> list[list[Array]]:
 def _steps(options: argparse.Namespace, model: Model, case: _Case) -> int:
     status = GOOD
     worst: dict[int, tuple[float, float, bool]] = {}
-    results: list[bytes] = []
+    results: Sequence[bytes] = ()
     start = time.monotonic()
     for inputs, expected in zip(case.inputs, case.expected, strict=True):
         results = model.run(inputs)
@@ -207,7 +208,7 @@ def _steps(options: argparse.Namespace, model: Model, case: _Case) -> int:
 
 
 def _array(model: Model, index: int, data: bytes) -> Array:
-    tensor = model.graph.outputs[index]
+    tensor = model.program.outputs[index]
     kind = NAMES.get(tensor.dtype)
     return Array(kind, tensor.shape, data) if kind else Array("|u1", (len(data),), data)
 

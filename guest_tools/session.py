@@ -8,19 +8,12 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable
-from typing import Any, NamedTuple, TypeVar, cast
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, TypeVar
 
 from virtaccel.device.pacing import ACROSS_A_RING, EAGER_QUESTIONS, TOLD_OF_CHANGES, Pace
 from virtaccel.guest_tools.client import Buffer, Client, ClientError, Event, EventStatus, Request
-from virtaccel.guest_tools.transport.base import (
-    Backpressure,
-    Completion,
-    Shared,
-    SharesMemory,
-    Transport,
-    TransportError,
-)
+from virtaccel.guest_tools.transport.base import Backpressure, Completion, Shared, Transport, TransportError
 
 T = TypeVar("T")
 
@@ -60,10 +53,9 @@ class Session:
         self._eager = EAGER_QUESTIONS
         # A transport that learns of changes (the in-process one) has a better rest than sleeping, and no need to look
         # every so often.
-        pause = getattr(transport, "pause", None)
-        self._pause = pause or time.sleep
-        self._together: bool = hasattr(transport, "expect_patience")
-        self._looks = TOLD_OF_CHANGES if pause else ACROSS_A_RING
+        self._together = transport.together
+        self._pause: Callable[[float], None] = transport.pause if self._together else time.sleep
+        self._looks = TOLD_OF_CHANGES if self._together else ACROSS_A_RING
 
     @property
     def outstanding(self) -> int:
@@ -101,9 +93,8 @@ class Session:
         source, sink = request.source, request.sink
         if source is None and not isinstance(sink, Shared):
             return self.transport.publish(request.frame, request.capacity)
-        transport = cast(SharesMemory, self.transport)  # nobody else hands out such memory
         shared = sink if isinstance(sink, Shared) else None
-        return transport.publish_shared(request.frame, request.capacity, source, shared)
+        return self.transport.publish_shared(request.frame, request.capacity, source, shared)
 
     def finish(self, timeout: float | None = None) -> Finished | None:
         """The next command that came back, of those started; None if none did within `timeout` seconds."""
@@ -157,7 +148,7 @@ class Session:
         """One SUBMIT. With `at_once` its event is waited for next, before anything else is asked of the device: where
         device and caller are one process, the caller then does the work itself. Raises as `call` does."""
         if at_once and self._together:
-            self.transport.expect_patience()  # type: ignore[attr-defined]  # a transport in process has it
+            self.transport.expect_patience()
         return self.call(request)
 
     def wait(self, event: Event, timeout: float | None = None, pace: Pace | None = None) -> EventStatus:

@@ -1,162 +1,88 @@
-"""One TOSA program on one device, from files to answers: load, bind, submit, wait, read.
+"""One TOSA program in a guest without numpy: the core's program on buffers, fed with bytes, several runs side by side.
 
-Knows slots (inputs, then outputs, then variables) and which buffer usage each needs. Knows no transport and no numpy.
+Knows no transport and no numpy. Standard library only.
 """
 
 from __future__ import annotations
 
-import math
+import contextlib
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
-from virtaccel.device.pacing import Pace
-from virtaccel.device.wire import Access, EventState, Usage
-from virtaccel.guest_tools.artifact import TOSA_FORMAT, target_words
-from virtaccel.guest_tools.client import (
-    Binding,
-    Buffer,
-    ClientError,
-    Event,
-    PackedBindings,
-    Request,
-    pack_bindings,
-    status_name,
-)
+from virtaccel.device.wire import Usage
+from virtaccel.guest_tools import program as core
+from virtaccel.guest_tools.artifact import target_words
+from virtaccel.guest_tools.client import ClientError, Event, Request
+from virtaccel.guest_tools.context import DeviceContext, parse
+from virtaccel.guest_tools.errors import ModelError
+from virtaccel.guest_tools.program import OUTPUT, LoadedProgram, Pending, TensorInfo
 from virtaccel.guest_tools.session import Session
-from virtaccel.tosa_graph.flatbuffer import read
-from virtaccel.tosa_graph.graph import Graph, Tensor, TosaError, packed_bytes
+from virtaccel.guest_tools.transport.base import TransportError
 
-RUN_TIMEOUT_S = 120.0
-INPUT = Usage.PROGRAM_INPUT | Usage.TRANSFER_DESTINATION
-OUTPUT = Usage.PROGRAM_OUTPUT | Usage.TRANSFER_SOURCE | Usage.TRANSFER_DESTINATION
-OUTPUT_BLANK = 0xA5
-STATE = Usage.MUTABLE_STATE | Usage.TRANSFER_DESTINATION | Usage.TRANSFER_SOURCE
+# An emulated processor is a hundred times slower than the host; what takes longer than this has hung.
+RUN_TIMEOUT_S: Final = 120.0
+OUTPUT_BLANK: Final = 0xA5
 
-
-class ModelError(Exception):
-    """The model cannot be run as asked; the text says why."""
-
-
-class Bound(NamedTuple):
-    """A tensor and the buffer that holds it; `size` in bytes."""
-
-    tensor: Tensor
-    buffer: Buffer
-    size: int
+Invocation: TypeAlias = core.Invocation[TensorInfo]
+State: TypeAlias = core.State[TensorInfo]
 
 
 class Lane(NamedTuple):
     """Buffers for one run at a time: outputs and variables of its own, inputs that all lanes read."""
 
-    outputs: list[Bound]
-    states: list[Bound]
-    bindings: PackedBindings
-
-
-def tensor_bytes(tensor: Tensor) -> int:
-    """Bytes of a tensor whose shape is known. Raises ModelError for a dynamic one."""
-    if tensor.unranked or any(extent < 0 for extent in tensor.shape):
-        raise ModelError(
-            f"{tensor.name}: shape {tensor.shape} is not known before the call; this tool needs fixed shapes"
-        )
-    return packed_bytes(tensor.dtype, math.prod(tensor.shape))
+    run: Invocation
+    state: State | None
 
 
 class Model:
-    """A loaded program with buffers of its own: context, queue, program, inputs, and a lane to run in."""
+    """A loaded program in a context of its own, and lanes to run in."""
 
-    def __init__(self, session: Session, artifact: bytes) -> None:
-        self.session = session
-        try:
-            self.graph: Graph = read(artifact)
-        except TosaError as error:
-            raise ModelError(str(error)) from error
-        client, call = session.client, session.call
-        self.domain = call(client.get_device_info()).domain
-        self.context = call(client.create_context())
+    def __init__(self, session: Session, artifact: bytes, name: str = "the model") -> None:
+        graph = parse(artifact, name)
+        if any(tensor.unranked or min(tensor.shape, default=0) < 0 for tensor in (*graph.inputs, *graph.outputs)):
+            raise ModelError(f"{name}: shapes are not known before the call; this tool needs fixed shapes")
+        self.context = DeviceContext(session)
         start = time.monotonic()
-        words = target_words(self.graph)
-        self.pace = Pace()
-        self.program = call(client.load_program(self.context, TOSA_FORMAT, words, artifact))
+        handle = self.context.offer(artifact, target_words(graph), name)
         self.load_seconds = time.monotonic() - start
-        self.queue = call(client.create_queue(self.context))
-        self.inputs = [self._bind(tensor, INPUT) for tensor in self.graph.inputs]
-        self.lanes = [self.new_lane()]
+        self.program = LoadedProgram(self.context, handle, graph, name, TensorInfo)
+        self.lanes: list[Lane] = []
+        self.lanes.append(self.new_lane())
 
     def new_lane(self) -> Lane:
         """Buffers for one more run beside those under way; variables hold their initial values."""
-        outputs = [self._bind(tensor, OUTPUT) for tensor in self.graph.outputs]
-        states = [self._bind(tensor, STATE) for tensor in self.graph.variables]
-        slots = [(bound, Access.READ) for bound in self.inputs]
-        slots += [(bound, Access.WRITE) for bound in outputs]
-        slots += [(bound, Access.READ_WRITE) for bound in states]
-        bindings = [Binding(bound.buffer, 0, bound.size, slot, access) for slot, (bound, access) in enumerate(slots)]
-        lane = Lane(outputs, states, pack_bindings(bindings))
-        self.restart(lane)
-        return lane
-
-    def _bind(self, tensor: Tensor, usage: Usage) -> Bound:
-        size = tensor_bytes(tensor)
-        request = self.session.client.allocate_buffer(self.context, size, usage, domain=self.domain)
-        return Bound(tensor, self.session.call(request), size)
-
-    def restart(self, lane: Lane) -> None:
-        """Give every variable its initial value again."""
-        for bound in lane.states:
-            self.session.write(bound.buffer, memoryview(bound.tensor.data or bytes(bound.size)))
-
-    def write(self, inputs: Sequence[bytes]) -> None:
-        """Fill the input buffers, in the graph's order."""
-        if len(inputs) != len(self.inputs):
-            raise ModelError(f"the model has {len(self.inputs)} inputs, {len(inputs)} were given")
-        for bound, data in zip(self.inputs, inputs, strict=True):
-            if len(data) != bound.size:
-                raise ModelError(f"{bound.tensor.name}: {len(data)} bytes were given, {bound.size} are needed")
-            self.session.write(bound.buffer, memoryview(data))
+        inputs = self.lanes[0].run.buffers if self.lanes else ()
+        given = dict(zip((tensor.name for tensor in self.program.inputs), inputs, strict=False))
+        run = self.program.new_invocation(buffers=given, output_usage=OUTPUT | Usage.TRANSFER_DESTINATION)
+        return Lane(run, self.program.new_state() if self.program.variables else None)
 
     def submission(self, lane: Lane) -> Request[Event]:
         """The command that starts a run in `lane`."""
-        return self.session.client.submit(self.queue, self.program, lane.bindings)
+        return lane.run.request(lane.state)
 
     def finish(self, event: Event, timeout: float = RUN_TIMEOUT_S) -> None:
-        """Wait for a run and destroy its event. Raises ModelError if it did not complete."""
-        status = self.session.wait(event, timeout, self.pace)
-        if status.state == EventState.PENDING:
-            raise ModelError(f"the run did not end in {timeout:.0f} s")
-        self.session.call(self.session.client.destroy_event(event))
-        if status.state != EventState.COMPLETE:
-            raise ModelError(f"the run ended as {status.state.name} ({status_name(status.error)})")
-
-    def read(self, lane: Lane) -> list[bytes]:
-        """The output buffers' bytes, in the graph's order."""
-        results = []
-        for bound in lane.outputs:
-            sink = bytearray(bound.size)
-            self.session.read(bound.buffer, memoryview(sink))
-            results.append(bytes(sink))
-        return results
+        """Wait for a run and destroy its event. Raises ExecutionFailed, TimeoutError."""
+        Pending(self.context, event, self.program.pace).wait(timeout)
 
     def blank(self, lane: Lane) -> None:
         """Fill the outputs with 0xA5, so that what one run left cannot pass for the next one's answer."""
-        for bound in lane.outputs:
-            self.session.write(bound.buffer, memoryview(bytes([OUTPUT_BLANK]) * bound.size))
+        for buffer in lane.run.buffers[len(self.program.inputs) :]:
+            buffer.write(memoryview(bytes([OUTPUT_BLANK]) * buffer.bytes))
 
-    def run(self, inputs: Sequence[bytes]) -> list[bytes]:
+    def restart(self, lane: Lane) -> None:
+        """Give every variable its initial value again."""
+        if lane.state is not None:
+            lane.state.reset()
+
+    def run(self, inputs: Sequence[bytes]) -> tuple[bytes, ...]:
         """One whole round in the first lane: write, submit, wait, read."""
-        self.write(inputs)
-        self.finish(self.session.call(self.submission(self.lanes[0])))
-        return self.read(self.lanes[0])
+        lane = self.lanes[0]
+        lane.run.write(inputs)
+        self.finish(self.context.session.call(self.submission(lane)))
+        return lane.run.read()
 
     def close(self) -> None:
         """Give everything back, children first. What the device refuses is left to its reset."""
-        client, call = self.session.client, self.session.call
-        bounds = [*self.inputs, *(bound for lane in self.lanes for bound in (*lane.outputs, *lane.states))]
-        try:
-            for bound in bounds:
-                call(client.free_buffer(bound.buffer))
-            call(client.unload_program(self.program))
-            call(client.destroy_queue(self.queue))
-            call(client.destroy_context(self.context))
-        except ClientError:
-            return
+        with contextlib.suppress(ClientError, TransportError, TimeoutError):
+            self.context.give_back()

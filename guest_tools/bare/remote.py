@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from virtaccel.guest_tools.bare.arrays import Array, ArrayError, compare, read_npz
-from virtaccel.guest_tools.bare.model import Lane, Model, ModelError
+from virtaccel.guest_tools.bare.model import Lane, Model
 from virtaccel.guest_tools.client import Buffer, ClientError, DeviceError, Event, status_name
+from virtaccel.guest_tools.errors import AcceleratorError, Refused
 from virtaccel.guest_tools.pci.function import COMMAND, COMMAND_MASTER, DEVICES, choose
 from virtaccel.guest_tools.pci.transport import PciTransport, open_pci
 from virtaccel.guest_tools.session import Session
@@ -27,7 +28,7 @@ from virtaccel.guest_tools.transport.base import TransportError
 
 LONGEST_LINE = 64 << 20
 Fields = dict[str, Any]
-EXPECTED = (ClientError, TransportError, ModelError, ArrayError, OSError, KeyError, ValueError)
+EXPECTED = (ClientError, TransportError, AcceleratorError, ArrayError, OSError, KeyError, ValueError)
 
 
 class Line:
@@ -77,7 +78,7 @@ class Remote:
             answer = operation(self, **fields)
         except EXPECTED as error:
             answer = {"error": {"kind": type(error).__name__, "text": str(error)}}
-            if isinstance(error, DeviceError):
+            if isinstance(error, (DeviceError, Refused)):
                 answer["error"]["status"] = status_name(error.status)
         answer["seconds"] = time.monotonic() - start
         return answer
@@ -170,7 +171,7 @@ class Remote:
             "count": len(times),
             "median_us": times[len(times) // 2] / 1000,
             "p99_us": times[len(times) * 99 // 100] / 1000,
-            "interrupts": getattr(session.transport, "interrupts", 0),
+            "interrupts": session.transport.interrupts,
         }
 
     def load(self, model: str, check: str | None = None) -> Fields:
@@ -179,16 +180,16 @@ class Remote:
         self.expected = []
         if check is not None:
             arrays = read_npz(Path(check))
-            self._model.write([arrays[f"in_{index}"].data for index in range(len(self._model.inputs))])
-            self.expected = [arrays[f"out_{index}"] for index in range(len(self._model.graph.outputs))]
-        loaded = self._model
-        buffers = [bound.buffer for bound in loaded.inputs + loaded.lanes[0].outputs]
-        return {"context": loaded.context, "program": loaded.program, "queue": loaded.queue, "buffers": buffers}
+            program = self._model.program
+            self._model.lanes[0].run.write([arrays[f"in_{index}"].data for index in range(len(program.inputs))])
+            self.expected = [arrays[f"out_{index}"] for index in range(len(program.outputs))]
+        loaded, context = self._model, self._model.context
+        buffers = [buffer.id for buffer in loaded.lanes[0].run.buffers]
+        return {"context": context.context, "program": loaded.program.id, "queue": context.queue, "buffers": buffers}
 
     def _right(self, lane: Lane) -> bool:
         """Whether all outputs of a lane are what they should be."""
-        results = self._model.read(lane)
-        return all(compare(got, want).good for got, want in zip(results, self.expected, strict=True))
+        return all(compare(got, want).good for got, want in zip(lane.run.read(), self.expected, strict=True))
 
     def submissions(self, count: int) -> Fields:
         """So many runs one after another, each checked."""
@@ -257,25 +258,13 @@ class Remote:
 
 
 OPERATIONS: dict[str, Callable[..., Fields]] = {
-    name: getattr(Remote, name)
-    for name in [
-        "program",
-        "killed",
-        "open",
-        "close",
-        "reset",
-        "call",
-        "commands",
-        "load",
-        "submissions",
-        "begin",
-        "admitted",
-        "states",
-        "finish",
-        "digest",
-        "traffic",
-    ]
-}
+    operation.__name__: operation
+    for operation in (
+        Remote.program, Remote.killed, Remote.open, Remote.close, Remote.reset, Remote.call, Remote.commands,
+        Remote.load, Remote.submissions, Remote.begin, Remote.admitted, Remote.states, Remote.finish, Remote.digest,
+        Remote.traffic,
+    )
+}  # fmt: skip
 
 
 def serve(port: str, run: Callable[[list[str]], int]) -> int:

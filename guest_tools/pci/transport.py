@@ -17,7 +17,7 @@ from virtaccel.guest_tools.pci.dma import SMALL_PAGE, DmaMemory, allocate
 from virtaccel.guest_tools.pci.function import DEFAULT_VIRTIO_ID, Function, PciError, choose
 from virtaccel.guest_tools.pci.interrupt import Polling, UioInterrupt, Wait
 from virtaccel.guest_tools.transport.base import Backpressure, Completion, Config, Part, TransportError, decode_config
-from virtaccel.guest_tools.transport.raw import RawRing
+from virtaccel.guest_tools.transport.raw import HasRawRing, RawRing
 from virtaccel.guest_tools.transport.ring import CommandRing, block_bytes
 from virtaccel.virtqueue import layout
 from virtaccel.virtqueue.errors import DeviceMisbehaved
@@ -55,7 +55,7 @@ def open_pci(
     return PciTransport(function, interrupts=interrupts, huge_pages=huge_pages, lost_after=lost_after)
 
 
-class PciTransport:
+class PciTransport(HasRawRing):
     """See transport.base.Transport; owns `function` from the first moment on. Frame limits in `config` are lowered to
     what one chain of this memory carries."""
 
@@ -105,7 +105,7 @@ class PciTransport:
             self._wait = UioInterrupt(node, function, self._words[2].u8)
         self._memory = allocate(block_bytes(self._queue_size, wanted), smallest, huge_pages=huge_pages)
         self._ring = self._place_ring(self._memory, raw)
-        self._config = self._within(self._memory, raw)
+        self.config: Config = self._within(self._memory, raw)
         self._start()
 
     def _negotiate(self) -> None:
@@ -160,18 +160,13 @@ class PciTransport:
     # -- Transport ----------------------------------------------------------------------------------------------------
 
     @property
-    def config(self) -> Config:
-        return self._config
-
-    @property
     def how(self) -> str:
         """One line for people: interrupts or polling, and how the memory is held."""
         held = self._memory.kind if self._memory is not None else "no memory"
         return f"{'interrupts' if self._wait.uses_interrupts else 'polling'}; {held}"
 
     @property
-    def interrupts(self) -> int:
-        """How many interrupts came so far."""
+    def interrupts(self) -> int:  # type: ignore[override]  # counted where they come
         return self._wait.count
 
     def publish(self, request: Sequence[Part], capacity: int) -> int:

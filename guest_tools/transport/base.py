@@ -10,19 +10,13 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
 from virtaccel.device import wire
+from virtaccel.guest_tools.errors import Unavailable
 from virtaccel.virtqueue.errors import Backpressure
 
 __all__ = [
-    "Backpressure",
-    "Completion",
-    "Config",
-    "ConfigError",
-    "Part",
-    "Shared",
-    "Transport",
-    "TransportError",
+    "Backpressure", "Completion", "Config", "ConfigSpaceError", "Part", "Shared", "Transport", "TransportError",
     "decode_config",
-]
+]  # fmt: skip
 
 Part: TypeAlias = bytes | bytearray | memoryview
 """A piece of a request frame; a memoryview is contiguous and of format 'B'."""
@@ -32,7 +26,7 @@ class TransportError(Exception):
     """The way to the device broke: it is closed, gone, or its ring cannot be trusted. Nothing more can be asked."""
 
 
-class ConfigError(TransportError):
+class ConfigSpaceError(TransportError):
     """The device's configuration is not one that a 1.0 driver can work with; the text says which field."""
 
 
@@ -58,7 +52,7 @@ class Completion(NamedTuple):
 
 
 class Shared:
-    """Memory that the device reaches, handed out by a transport (`SharesMemory`): transfers from and to it copy nothing
+    """Memory that the device reaches, handed out by a transport (`share`): transfers from and to it copy nothing
     on this side. `view` is its bytes, `offset` the transport's own idea of where they are. Slices are shared too."""
 
     __slots__ = ("offset", "view")
@@ -78,10 +72,13 @@ class Shared:
 
 
 class Transport(Protocol):
-    """One command queue of one device. Single threaded. All methods raise TransportError when the device is gone."""
+    """One command queue of one device. Single threaded. All methods raise TransportError when the device is gone.
 
-    @property
-    def config(self) -> Config: ...
+    Transports derive from this class: what stands below the line is what not every way to a device can do, with what
+    is true of one that cannot.
+    """
+
+    config: Config
 
     def publish(self, request: Sequence[Part], capacity: int) -> int:
         """Hand one frame (its parts, in order) to the device with room for `capacity` response bytes. Returns a token
@@ -98,20 +95,41 @@ class Transport(Protocol):
     def close(self) -> None:
         """Give back the queue and its memory. May be called twice."""
 
+    # -- powers that not every way to a device has ----------------------------------------------------------------
 
-class SharesMemory(Transport, Protocol):
-    """A transport whose memory callers may use."""
+    together: bool = False
+    """The device runs in the caller's own thread: `pause` rests until it has news, `expect_patience` is of use."""
+    device_name: str | None = None
+    """What executes, in the device's words."""
+    interrupts: int = 0
+    """How many came so far."""
+
+    def pause(self, seconds: float) -> None:
+        """Rest up to `seconds`, or until something may have changed."""
+        return
+
+    def expect_patience(self) -> None:
+        """Whoever submits next will wait for it and do nothing else."""
+        return
+
+    def take_reasons(self) -> tuple[str, ...]:
+        """Why the device refused what it refused since the last time, oldest first: what no guest is told."""
+        return ()
 
     def share(self, size: int) -> Shared:
-        """`size` bytes until `unshare`. Raises Backpressure if there are none."""
+        """`size` bytes until `unshare`. Raises Unavailable where there is no such memory, Backpressure where none is
+        left."""
+        raise Unavailable("this way to the device has no memory to share")
 
     def unshare(self, shared: Shared) -> None:
         """Give back exactly what `share` gave, when no command uses it."""
+        return
 
     def publish_shared(
         self, request: Sequence[Part], capacity: int, source: Shared | None, sink: Shared | None
     ) -> int:
         """As `publish`, the frame continued by `source`, and `capacity` bytes of response by `sink`, where given."""
+        raise Unavailable("this way to the device has no memory to share")
 
 
 _Rule: TypeAlias = tuple[str, int, int]
@@ -126,16 +144,16 @@ _RULES: tuple[_Rule, ...] = (
 
 def decode_config(raw: bytes | bytearray | memoryview, queue_size: int = wire.HARD_MAX_CHAIN_DESCRIPTORS) -> Config:
     """Read and check the prefix. A higher minor version is accepted, bytes after the prefix are ignored. Raises
-    ConfigError: nothing may be allocated from a configuration that is not valid."""
+    ConfigSpaceError: nothing may be allocated from a configuration that is not valid."""
     if len(raw) < wire.CONFIG.size:
-        raise ConfigError(f"configuration has {len(raw)} bytes, a 1.0 device has {wire.CONFIG.size}")
+        raise ConfigSpaceError(f"configuration has {len(raw)} bytes, a 1.0 device has {wire.CONFIG.size}")
     config = Config._make(wire.CONFIG.unpack_from(raw))
     for name, lowest, highest in _RULES:
         value = getattr(config, name)
         if not lowest <= value <= highest:
-            raise ConfigError(f"device configuration: {name} is {value}, must be {lowest} to {highest}")
+            raise ConfigSpaceError(f"device configuration: {name} is {value}, must be {lowest} to {highest}")
     if config.max_chain_descriptors > queue_size:
-        raise ConfigError(
+        raise ConfigSpaceError(
             f"device configuration: max_chain_descriptors {config.max_chain_descriptors} above queue size {queue_size}"
         )
     return config

@@ -23,7 +23,7 @@ from virtaccel.device.pacing import TOLD_OF_CHANGES
 from virtaccel.device.ring_service import Device, RingService
 from virtaccel.guest_tools.errors import Unavailable
 from virtaccel.guest_tools.transport.base import Completion, Config, Part, Shared, TransportError, decode_config
-from virtaccel.guest_tools.transport.raw import RawRing
+from virtaccel.guest_tools.transport.raw import HasRawRing, RawRing
 from virtaccel.guest_tools.transport.ring import CommandRing, block_bytes
 from virtaccel.virtqueue.errors import RingError
 from virtaccel.virtqueue.memory import GuestMemory, Region
@@ -69,9 +69,11 @@ def open_transport(backend: str = "", device: str | None = None) -> InProcessTra
         raise Unavailable(str(error)) from error
 
 
-class InProcessTransport:
+class InProcessTransport(HasRawRing):
     """A device and the driver's side of its ring. `open_backend` opens a backend, and another one after a reset that
     had to discard the first. Raises BackendUnavailable and device.errors.ConfigError."""
+
+    together = True
 
     def __init__(
         self,
@@ -96,9 +98,8 @@ class InProcessTransport:
         self.ring = CommandRing(block, lambda offset, length: ((GUEST_ADDRESS + offset, length),), queue_size, limit)
         self._queue = DeviceQueue(self._memory, queue_size, *self.ring.placement, limit)
         # The hot path goes straight to the ring. The device looks at it when something is collected.
-        self.publish: Callable[[Sequence[Part], int], int] = self.ring.publish
-        self.publish_shared = self.ring.publish_shared
-        self.share, self.unshare = self.ring.share, self.ring.unshare
+        self.publish = self.ring.publish  # type: ignore[method-assign]
+        self.publish_shared = self.ring.publish_shared  # type: ignore[method-assign]
         self._collect = self.ring.collect
         self._served = 0
         self._closed = False
@@ -106,14 +107,21 @@ class InProcessTransport:
 
     def _start(self) -> None:
         self.service = RingService(self.device.engine, self._queue, _nobody_to_notify)
+        backend = self.device.backend
         # As in device.backend.RunsForItsCaller.
-        self.expect_patience: Callable[[], None] = getattr(self.device.backend, "expect_patience", _nobody_to_notify)
+        patience: Callable[[], None] = getattr(backend, "expect_patience", _nobody_to_notify)
+        self.expect_patience = patience  # type: ignore[method-assign]
+        name = getattr(backend, "device", None)  # if it says so: the contract does not ask it to
+        self.device_name = name if isinstance(name, str) else None
 
-    @property
-    def device_name(self) -> str | None:
-        """What executes, in the backend's words, if it says so (the contract does not ask it to)."""
-        name = getattr(self.device.backend, "device", None)
-        return name if isinstance(name, str) else None
+    def publish(self, request: Sequence[Part], capacity: int) -> int:
+        return self.ring.publish(request, capacity)
+
+    def share(self, size: int) -> Shared:
+        return self.ring.share(size)
+
+    def unshare(self, shared: Shared) -> None:
+        self.ring.unshare(shared)
 
     def take_reasons(self) -> tuple[str, ...]:
         """What the device logged since the last time, oldest first: why something was refused."""
@@ -166,8 +174,8 @@ class InProcessTransport:
         """Close the device and its backend. May be called twice."""
         if not self._closed:
             self._closed = True
-            self.publish = _publish_closed
-            self.publish_shared = _publish_shared_closed
+            self.publish = _publish_closed  # type: ignore[method-assign]
+            self.publish_shared = _publish_closed  # type: ignore[method-assign]
             self.device.close()
 
     def _wait(self, timeout: float | None) -> Completion | None:
@@ -187,14 +195,8 @@ class InProcessTransport:
                 return completion
 
 
-def _publish_closed(request: Sequence[Part], capacity: int) -> int:
+def _publish_closed(request: Sequence[Part], capacity: int, *shared: Shared | None, **named: Shared | None) -> int:
     raise TransportError("the device is closed")
-
-
-def _publish_shared_closed(
-    request: Sequence[Part], capacity: int, source: Shared | None, sink: Shared | None
-) -> int:
-    return _publish_closed(request, capacity)
 
 
 def _nobody_to_notify() -> None:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from struct import Struct
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from typing import Final, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
-from virtaccel.guest_tools.transport.base import Config, TransportError
+from virtaccel.guest_tools.transport.base import Transport, TransportError
 from virtaccel.virtqueue.driver import Used
 from virtaccel.virtqueue.layout import DESCRIPTOR, USED_ELEMENT, place, ring_bytes
 
@@ -31,13 +31,11 @@ class Piece(NamedTuple):
     view: memoryview
 
 
-class HasRawRing(Protocol):
+@runtime_checkable
+class HasRawRing(Transport, Protocol):
     """A transport that can lay its ring bare."""
 
-    @property
-    def config(self) -> Config: ...
     def raw_ring(self) -> RawRing: ...
-    def close(self) -> None: ...
 
 
 class RawRing:

@@ -28,7 +28,7 @@ from virtaccel.device.vhost_user import message as m
 from virtaccel.device.vhost_user.message import ProtocolFeature, Request
 from virtaccel.guest_tools.errors import Unavailable
 from virtaccel.guest_tools.transport.base import Completion, Config, Part, Shared, TransportError, decode_config
-from virtaccel.guest_tools.transport.raw import RawRing
+from virtaccel.guest_tools.transport.raw import HasRawRing, RawRing
 from virtaccel.guest_tools.transport.ring import CommandRing, block_bytes
 from virtaccel.virtqueue.layout import Placement
 
@@ -155,7 +155,7 @@ class FrontEnd:
         self._socket.close()
 
 
-class VhostUserTransport:
+class VhostUserTransport(HasRawRing):
     """A device behind the vhost-user socket at `path`, as a `Transport`.
 
     `queue_size` descriptors; `bulk_bytes` of memory for frames that are not small (default: two of the device's

@@ -39,7 +39,6 @@ class DeviceSystem:
             accelerator.session.call(accelerator.session.client.unload_program(handle))
             return Outputs([])
         program = Program(accelerator, handle, case.graph, case.folder.name)
-        accelerator.programs.add(program)
         try:
             return self._submit(program, case)
         except ProtocolViolation:

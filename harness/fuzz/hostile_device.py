@@ -26,7 +26,7 @@ from virtaccel.guest_tools.client import (
     Queue,
     Request,
 )
-from virtaccel.guest_tools.transport.base import Backpressure, Config, ConfigError, TransportError, decode_config
+from virtaccel.guest_tools.transport.base import Backpressure, Config, ConfigSpaceError, TransportError, decode_config
 from virtaccel.guest_tools.transport.ring import CommandRing, block_bytes
 from virtaccel.harness.fuzz import strict
 from virtaccel.harness.fuzz.target import Finding, mutate_bytes
@@ -313,7 +313,7 @@ class _Game:
         )  # fmt: skip
         try:
             believed = decode_config(raw, size) == Config(*values)
-        except ConfigError:
+        except ConfigSpaceError:
             believed = False
         if believed is not good:
             raise Finding(

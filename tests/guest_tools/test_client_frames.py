@@ -25,7 +25,7 @@ from virtaccel.guest_tools.client import (
     RecoveryNeeded,
     Request,
 )
-from virtaccel.guest_tools.transport.base import Config, ConfigError, decode_config
+from virtaccel.guest_tools.transport.base import Config, ConfigSpaceError, decode_config
 
 REQUEST_ID = 0x0102030405060708
 CONTEXT, BUFFER = Context(0x1112131415161718), Buffer(0x2122232425262728)
@@ -158,7 +158,7 @@ def test_canonical_configurations(vectors: dict[str, dict[str, bytes]]) -> None:
     edges = vectors["edge_cases config"]
     assert decode_config(edges["future_minor_compatible"]).protocol_minor == 1
     for name in ("descriptor_limit_above_hard_max", "unknown_major"):
-        with pytest.raises(ConfigError):
+        with pytest.raises(ConfigSpaceError):
             decode_config(edges[name])
 
 
@@ -182,16 +182,16 @@ GOOD_CONFIG = bytes.fromhex("0100 0000 0100 8000 00000100 00000100")
 def test_configuration_outside_section_2_is_refused(offset: int, field: str, complaint: str) -> None:
     raw = bytearray(GOOD_CONFIG)
     raw[offset : offset + len(field) // 2] = bytes.fromhex(field)
-    with pytest.raises(ConfigError, match=complaint):
+    with pytest.raises(ConfigSpaceError, match=complaint):
         decode_config(raw)
 
 
 def test_configuration_prefix_may_be_followed_by_more_but_not_cut() -> None:
     assert decode_config(GOOD_CONFIG + b"\xff" * 16) == decode_config(GOOD_CONFIG)
-    with pytest.raises(ConfigError, match="15 bytes"):
+    with pytest.raises(ConfigSpaceError, match="15 bytes"):
         decode_config(GOOD_CONFIG[:15])
 
 
 def test_chain_limit_above_the_queue_size_is_refused() -> None:
-    with pytest.raises(ConfigError, match="queue size 64"):
+    with pytest.raises(ConfigSpaceError, match="queue size 64"):
         decode_config(GOOD_CONFIG, queue_size=64)

@@ -16,7 +16,7 @@ from graphs import single
 from virtaccel.device import reference
 from virtaccel.device.reference import Doubt, Reference, Refuse
 from virtaccel.device.wire import Status
-from virtaccel.guest_tools.arrays import accelerator as api
+from virtaccel.guest_tools import context
 from virtaccel.guest_tools.arrays.accelerator import Accelerator
 from virtaccel.guest_tools.arrays.program import MOST_SHAPES_KEPT, Program
 from virtaccel.guest_tools.artifact import TOSA_FORMAT
@@ -36,7 +36,7 @@ class Rig(NamedTuple):
 
 @pytest.fixture
 def rig(monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
-    monkeypatch.setattr(api, "CLOSING_SECONDS", 0.05)
+    monkeypatch.setattr(context, "CLOSING_SECONDS", 0.05)
     behind = reference.Program(reference.Operation.XOR, 0, inputs=1, outputs=1, states=0)
     backend = Reference(readers={TOSA_FORMAT: lambda payload: behind})
     with Accelerator(Session(InProcessTransport(lambda: backend))) as accelerator:

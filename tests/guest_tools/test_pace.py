@@ -11,13 +11,13 @@ from slow_graphs import rotated, rotations
 from virtaccel.device.pacing import LONGEST_PACE, Pace
 from virtaccel.guest_tools.arrays.accelerator import Accelerator
 from virtaccel.guest_tools.session import Session
-from virtaccel.guest_tools.transport.base import Completion, Config, Part
+from virtaccel.guest_tools.transport.base import Completion, Config, Part, Transport
 from virtaccel.guest_tools.via import open_transport
 
 SIDE, STEPS = 256, 12
 
 
-class FarAway:
+class FarAway(Transport):
     """A device in this process as one behind a ring is seen: nothing tells of changes, and nothing runs at a wish."""
 
     def __init__(self) -> None:
