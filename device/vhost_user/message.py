@@ -12,7 +12,7 @@ from enum import IntEnum, IntFlag
 from struct import Struct
 from typing import NamedTuple
 
-from virtaccel.device.front_end import MemoryRegion
+from virtaccel.device.front_end import MemoryRegion as MemoryRegion  # a word of this codec too
 
 HEADER = Struct("=III")
 U64 = Struct("=Q")

@@ -22,7 +22,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
-from virtaccel.device.front_end import MemoryRegion
 from virtaccel.device.pacing import BARE_RING_REST
 from virtaccel.device.vhost_user import message as m
 from virtaccel.device.vhost_user.message import ProtocolFeature, Request
@@ -186,7 +185,7 @@ class VhostUserTransport(HasRawRing):
             room = 2 * (self.config.max_request_bytes + self.config.max_response_bytes)
             size = block_bytes(queue_size, room if bulk_bytes is None else bulk_bytes)
             self._fd, self._memory = _sealed_memory(size)
-            self._region = MemoryRegion(GUEST_ADDRESS, size, USER_ADDRESS, 0)
+            self._region = m.MemoryRegion(GUEST_ADDRESS, size, USER_ADDRESS, 0)
             block = memoryview(self._memory)
             self._commands = CommandRing(block, _locate, queue_size, self.config.max_chain_descriptors)
             self._kick, self._call, self._error = (os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) for _ in range(3))

@@ -15,7 +15,7 @@ from virtaccel.guest_tools.arrays.accelerator import Accelerator
 from virtaccel.guest_tools.client import Buffer, Client, DeviceError, ProtocolViolation
 from virtaccel.guest_tools.errors import Unavailable
 from virtaccel.guest_tools.session import Session
-from virtaccel.guest_tools.transport.base import Backpressure, Config, Shared
+from virtaccel.guest_tools.transport.base import Backpressure, Config, Shared, Transport
 from virtaccel.guest_tools.transport.vhost_user import VhostUserTransport
 from virtaccel.guest_tools.via import open_transport
 
@@ -114,7 +114,7 @@ def test_a_reset_with_reads_under_way_gives_whole_slots_back() -> None:
 
 
 def test_a_transport_without_such_memory_says_so() -> None:
-    class Plain:
+    class Plain(Transport):
         """A transport with nothing to share: the one seam that is cut here."""
 
         def __init__(self) -> None:
