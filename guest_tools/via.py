@@ -27,7 +27,7 @@ class Via(NamedTuple):
 VIAS = {
     "in-process": Via("virtaccel.guest_tools.transport.in_process", "open_transport", "in-process[:BACKEND]"),
     "vhost-user": Via("virtaccel.guest_tools.transport.vhost_user", "open_transport", "vhost-user:PATH"),
-    "pci": Via("virtaccel.guest_tools.pci", "open_transport", "pci[:ADDRESS]"),
+    "pci": Via("virtaccel.guest_tools.pci.transport", "open_transport", "pci[:ADDRESS]"),
 }
 
 

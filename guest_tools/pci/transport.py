@@ -55,6 +55,16 @@ def open_pci(
     return PciTransport(function, interrupts=interrupts, huge_pages=huge_pages, lost_after=lost_after)
 
 
+def open_transport(argument: str = "", device: str | None = None) -> PciTransport:
+    """The way `pci[:ADDRESS]`: `argument` is the function's address or empty. Raises TransportError.
+
+    `device` has to be None: which of the host's devices runs the programs is decided where the daemon is started.
+    """
+    if device is not None:
+        raise TransportError("a guest cannot choose the host's device; it is chosen where the daemon is started")
+    return open_pci(argument or None)
+
+
 class PciTransport(HasRawRing):
     """See transport.base.Transport; owns `function` from the first moment on. Frame limits in `config` are lowered to
     what one chain of this memory carries."""
