@@ -63,17 +63,16 @@ class Bounds:
     memory: int = 4 << 30
 
     @classmethod
-    def from_environment(cls) -> Bounds:
-        """VIRTACCEL_COMPILE_SECONDS and VIRTACCEL_COMPILE_MEMORY (bytes), where they are set. Raises
-        BackendUnavailable."""
+    def of(cls, seconds: str, memory: str) -> Bounds:
+        """From the options' values. Raises BackendUnavailable."""
         try:
-            seconds = float(os.environ.get("VIRTACCEL_COMPILE_SECONDS", cls().seconds))
-            memory = int(os.environ.get("VIRTACCEL_COMPILE_MEMORY", cls().memory))
+            made = cls(float(seconds), int(memory))
         except ValueError as error:
-            raise BackendUnavailable(f"VIRTACCEL_COMPILE_SECONDS or _MEMORY: {error}") from error
-        if not 0 < seconds < math.inf or memory < 1 << 20:
-            raise BackendUnavailable("VIRTACCEL_COMPILE_SECONDS and _MEMORY are to be more than nothing")
-        return cls(seconds, memory)
+            raise BackendUnavailable(f"option compile-seconds or compile-memory: {error}") from error
+        # Less than 1 MiB is a slip of the unit: no interpreter runs in that.
+        if not 0 < made.seconds < math.inf or made.memory < 1 << 20:
+            raise BackendUnavailable("compile-seconds and compile-memory are to be more than nothing")
+        return made
 
 
 _SIGNS_OF_HUNGER: Final = ("bad_alloc", "Resource temporarily unavailable", "Cannot allocate memory")
@@ -194,9 +193,9 @@ def _imported(mapped: mmap.mmap, host: Host) -> Compiled:
 
 
 @functools.cache
-def sandbox() -> Sandbox:
-    """The process's own. Raises BackendUnavailable."""
-    made = Sandbox(Bounds.from_environment())
+def sandbox(bounds: Bounds) -> Sandbox:
+    """The process's own for these bounds."""
+    made = Sandbox(bounds)
     atexit.register(made.close)
     return made
 

@@ -18,7 +18,6 @@ import logging
 import os
 import struct
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Final
 
@@ -29,8 +28,6 @@ from virtaccel.backend_openvino.compile import Tuning
 
 log = logging.getLogger(__name__)
 
-FOLDER: Final = "VIRTACCEL_MODEL_CACHE"
-BYTES: Final = "VIRTACCEL_MODEL_CACHE_BYTES"
 DEFAULT_BYTES: Final = 1 << 30
 
 _HEADER: Final = struct.Struct("<8s32s?d")
@@ -66,18 +63,6 @@ class Store:
         self.folder = folder
         self.limit = limit
         self._reads_only = False
-
-    @classmethod
-    def from_environment(cls, environment: Mapping[str, str]) -> Store | None:
-        """The folder that VIRTACCEL_MODEL_CACHE names, with at most VIRTACCEL_MODEL_CACHE_BYTES in it. Raises
-        ValueError and OSError."""
-        folder = environment.get(FOLDER)
-        if not folder:
-            return None
-        limit = environment.get(BYTES, str(DEFAULT_BYTES))
-        if not limit.isdecimal():
-            raise ValueError(f"{BYTES} is {limit!r}, not a number")
-        return cls(Path(folder).expanduser(), int(limit))
 
     def path(self, artifact: bytes, variant: str, device: str, tuning: Tuning) -> Path:
         """Where the model of an artifact (a digest of it and its target) is or would be kept."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from virtaccel.cli.conformance import case_options, samples, show
-from virtaccel.cli.options import device_options, json_option
+from virtaccel.cli.options import Way, device_options, json_option
 from virtaccel.guest_tools.errors import Unavailable
 from virtaccel.guest_tools.transport.raw import HasRawRing
 from virtaccel.guest_tools.via import open_transport
@@ -23,18 +23,18 @@ from virtaccel.harness.conformance.protocol_suite import run
 @json_option
 def protocol(
     only: str, artifact: Path | None, artifact_format: int, words: str | None, artifact_bytes: int, patience: float,
-    via: str, device: str | None, as_json: bool,
+    way: Way, as_json: bool,
 ) -> None:  # fmt: skip
     """Hold a device to virtio-accel protocol 1.0, case by case.
 
     Publishes chains that no sound driver would. The device is reset before every case. Exit 1 if a case fails.
     """
     programs = samples(artifact, artifact_format, artifact_bytes, _target(words))
-    transport = open_transport(via, device)
+    transport = open_transport(*way)
     try:
         if not isinstance(transport, HasRawRing):
-            raise Unavailable(f"{via} has no ring that can be written by hand")
-        show(run(transport, programs, only, patience), as_json, via=via)
+            raise Unavailable(f"{way.via} has no ring that can be written by hand")
+        show(run(transport, programs, only, patience), as_json, via=way.via)
     except Failed as error:
         raise Unavailable(f"the device does not answer its first commands: {error}") from error
     finally:

@@ -13,7 +13,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from virtaccel.cli.options import device_options, json_option
+from virtaccel.cli.options import Way, device_options, json_option, with_defaults
 from virtaccel.guest_tools.errors import Unavailable
 from virtaccel.harness.conformance import report
 from virtaccel.harness.conformance.judge import Outcome
@@ -68,8 +68,7 @@ def tosa(
     seconds: float,
     at_least: int,
     results: Path | None,
-    via: str,
-    device: str | None,
+    way: Way,
     as_json: bool,
 ) -> None:
     """Run Arm's TOSA conformance suite through a device.
@@ -83,7 +82,10 @@ def tosa(
         _names(extensions, tuple(EXTENSIONS), "extension"),
         frozenset(name.strip().upper() for text in operators for name in text.split(",") if name.strip()),
     )
-    jobs = jobs or (os.cpu_count() or 1 if via.startswith("in-process") else 1)
+    jobs = jobs or (os.cpu_count() or 1 if way.via.startswith("in-process") else 1)
+    # Workers share the processors; each with as many threads as there are would have them wait for one another.
+    threads = {"threads": str(max(1, (os.cpu_count() or 1) // jobs))}
+    options = with_defaults(way.via, way.options, threads)
     suite = obtain(selection, tools, cache, jobs, lambda text: console.print(text, highlight=False))
     entries: Sequence[Entry] = [entry for entry in suite.entries if substring is None or substring in entry.path]
     if count is not None:
@@ -91,7 +93,7 @@ def tosa(
     if not entries:
         raise Unavailable("no test is left to run")
     began = time.monotonic()
-    found = _run(entries, Work(suite.folder, tools, via, device, seconds, jobs), console)
+    found = _run(entries, Work(suite.folder, tools, way.via, way.device, seconds, jobs, options), console)
     _report(found, time.monotonic() - began, results, as_json, console)
     if not report.sound(report.total(report.tallies(found)), at_least):
         raise SystemExit(EXIT_UNSOUND)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import uuid
-from importlib.metadata import entry_points
 
 import click
 from rich.table import Table
 
-from virtaccel.cli.options import device_options, json_option, open_accelerator, terminal
+from virtaccel.cli.options import Way, device_options, json_option, open_accelerator, terminal
+from virtaccel.device import installed
 from virtaccel.device.wire import AcceleratorClass, Capability
 from virtaccel.guest_tools.client import DeviceInfo
 from virtaccel.guest_tools.transport.base import Config
@@ -42,7 +42,7 @@ def describe(info: DeviceInfo, config: Config, executes: str | None, via: str) -
         "capabilities": capability_names(info.capabilities),
         "protocol": f"{config.protocol_major}.{config.protocol_minor}",
         "limits": dict(zip((*info._fields[5:], *config._fields[3:]), (*info[5:], *config[3:]), strict=True)),
-        "backends installed": sorted(entry.name for entry in entry_points(group="virtaccel.backends")),
+        "backends installed": installed.names(),
     }
 
 
@@ -61,10 +61,10 @@ def _rows(facts: dict[str, object]) -> list[tuple[str, str]]:
 @click.command()
 @device_options
 @json_option
-def info(via: str, device: str | None, as_json: bool) -> None:
+def info(way: Way, as_json: bool) -> None:
     """What a device is, can do and allows."""
-    with open_accelerator(via, device) as accelerator:
-        facts = describe(accelerator.info, accelerator.session.transport.config, accelerator.device_name, via)
+    with open_accelerator(way) as accelerator:
+        facts = describe(accelerator.info, accelerator.session.transport.config, accelerator.device_name, way.via)
     if as_json:
         click.echo(json.dumps(facts))
         return

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import click
 from rich.table import Table
 
-from virtaccel.cli.options import device_options, json_option, open_accelerator, terminal
+from virtaccel.cli.options import Way, device_options, json_option, open_accelerator, terminal
 from virtaccel.guest_tools.arrays.accelerator import Accelerator, parse, read_model
 from virtaccel.guest_tools.errors import AcceleratorError, Refused
 from virtaccel.tosa_graph import single
@@ -175,11 +175,11 @@ def _report(facts: dict[str, Any], found: list[Row]) -> None:
         console.print("Sizes of -1 are those of a call; a size that the model cannot take fails that call alone.")
 
 
-def _compiled(data: bytes, name: str, device: str | None, as_json: bool) -> None:
+def _compiled(data: bytes, name: str, way: Way, as_json: bool) -> None:
     """The runtime's own graph of the model."""
     from virtaccel.harness import compiled as runtime
 
-    opened = runtime.open_device(device)
+    opened = runtime.open_device(way.device, way.options)
     with opened.accelerator as accelerator:
         accelerator.load(data, name)  # refused as a program is
         found = runtime.nodes(runtime.compiled(opened, data, name))
@@ -205,13 +205,11 @@ def _compiled(data: bytes, name: str, device: str | None, as_json: bool) -> None
 @click.option("--compiled", is_flag=True, help="What the runtime made of it, node by node, on a device in process.")
 @device_options
 @json_option
-def inspect(
-    model: Path, shapes: bool, offline: bool, compiled: bool, via: str, device: str | None, as_json: bool
-) -> None:
+def inspect(model: Path, shapes: bool, offline: bool, compiled: bool, way: Way, as_json: bool) -> None:
     """What is in MODEL (a .tosa file), and what a device says of each operator."""
     data, name = read_model(model)
     if compiled:
-        _compiled(data, name, device, as_json)
+        _compiled(data, name, way, as_json)
         return
     graph = parse(data, name)
     facts = describe(graph, name, len(data))
@@ -219,7 +217,7 @@ def inspect(
     verdicts: dict[Signature, str] = {}
     executes: str | None = None
     if not offline:
-        with open_accelerator(via, device) as accelerator:
+        with open_accelerator(way) as accelerator:
             verdict, verdicts = judge(accelerator, graph, data, name)
             executes = accelerator.device_name
     found = rows(graph, verdicts)

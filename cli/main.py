@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import click
 
 from virtaccel import __version__
+from virtaccel.device.backend import BackendUnavailable
 from virtaccel.guest_tools.client import ClientError
 from virtaccel.guest_tools.errors import AcceleratorError
 from virtaccel.guest_tools.transport.base import Backpressure, TransportError
@@ -72,7 +73,7 @@ class Subcommands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except (AcceleratorError, ClientError, TransportError, Backpressure, OSError) as error:
+        except (AcceleratorError, BackendUnavailable, ClientError, TransportError, Backpressure, OSError) as error:
             raise OneLine(str(error)) from error
 
 

@@ -12,7 +12,7 @@ import click
 import numpy as np
 from rich.table import Table
 
-from virtaccel.cli.options import device_options, json_option, open_accelerator, terminal
+from virtaccel.cli.options import Way, device_options, json_option, open_accelerator, terminal
 from virtaccel.guest_tools.arrays.accelerator import Accelerator
 from virtaccel.guest_tools.arrays.files import Answers, Comparison, compare, load_answers, load_npy, same_bits
 from virtaccel.guest_tools.arrays.program import Array, Program
@@ -186,8 +186,7 @@ def run(
     repeat: int,
     answers_file: Path | None,
     atol: float,
-    via: str,
-    device: str | None,
+    way: Way,
     as_json: bool,
 ) -> None:
     """Run MODEL (a .tosa file) on arrays, or check it against known answers.
@@ -195,14 +194,14 @@ def run(
     Answers are an .npz file with in_K and out_K in the model's order; arrays with one more leading axis than their
     tensor are the steps of a sequence.
     """
-    with open_accelerator(via, device) as accelerator:
+    with open_accelerator(way) as accelerator:
         program = _load(accelerator, model)
         answers = load_answers(answers_file, program.inputs, program.outputs) if answers_file is not None else None
         result = _runner(program, inputs, answers)(repeat)
         checks = check(program, result, answers, atol) if answers is not None else None
         facts: dict[str, Any] = {
             "model": program.name,
-            "via": via,
+            "via": way.via,
             "device": accelerator.device_name,
             "latency": latency(result.seconds),
         }

@@ -10,9 +10,10 @@ processor may be writing them, so every byte is read at most once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeAlias
+from types import MappingProxyType
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from virtaccel.device.wire import EventState, Status
 
@@ -239,14 +240,39 @@ class RunsForItsCaller(Protocol):
         work itself, on the caller's thread. Forgotten by the next `submit`."""
 
 
+class Option(NamedTuple):
+    """One thing that a backend can be told when it is opened. A backend lists its own as `OPTIONS` in the module of the
+    function that opens it."""
+
+    name: str
+    meaning: str
+    default: str = ""
+
+
+ANY_OPTION: Final = "*"
+"""Name of an Option that stands for all others, where a backend passes them on to one that judges them."""
+NO_OPTIONS: Final[Mapping[str, str]] = MappingProxyType({})
+
+
 class OpenBackend(Protocol):
     """What an entry point in the group `virtaccel.backends` names: opens a fresh instance.
 
-    `device` is the backend's own device name or class prefix, None for its choice. Raises `BackendUnavailable`.
+    `device` is the backend's own device name or class prefix, None for its choice. Raises `BackendUnavailable`, also
+    for an option that it does not know.
     """
 
-    def __call__(self, device: str | None = None) -> Backend: ...
+    def __call__(self, device: str | None = None, options: Mapping[str, str] = NO_OPTIONS) -> Backend: ...
 
 
 class BackendUnavailable(Exception):
     """No accelerator could be opened; the text says what is wrong and what to do."""
+
+
+def option_values(backend: str, table: Sequence[Option], options: Mapping[str, str]) -> dict[str, str]:
+    """A value for every option of the table, defaults where nothing was given. Raises BackendUnavailable."""
+    known = {option.name: option.default for option in table}
+    unknown = [name for name in options if name not in known]
+    if unknown:
+        those = f"its options are {', '.join(known)}" if known else "it has none"
+        raise BackendUnavailable(f"backend {backend} has no option {unknown[0]!r}; {those}")
+    return {**known, **options}

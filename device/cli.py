@@ -16,11 +16,10 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from importlib.metadata import EntryPoint, entry_points
 from types import FrameType
 
 from virtaccel import __version__
-from virtaccel.device import wire
+from virtaccel.device import installed, wire
 from virtaccel.device.backend import BackendError, BackendUnavailable, Limits, OpenBackend
 from virtaccel.device.config import U32_MAX, U64_MAX, DeviceConfig, ResourcePolicy, WireConfig
 from virtaccel.device.errors import ConfigError
@@ -34,7 +33,6 @@ from virtaccel.device.vhost_user.sockets import SocketError
 
 PROGRAM = "vhost-user-accel"
 CAPABILITIES = {"type": "accel", "features": []}
-BACKENDS = "virtaccel.backends"
 RUNS_NO_NATIVE_CODE = ("reference",)
 """Backends that gain nothing from a process of their own."""
 LEVELS = ("debug", "info", "warning", "error", "critical")
@@ -82,10 +80,13 @@ def arguments() -> argparse.ArgumentParser:
     )
 
     what = parser.add_argument_group("the device")
-    what.add_argument("--backend", default="openvino", help="what executes programs (openvino)")
+    what.add_argument("--backend", default=installed.DEFAULT, help=f"what executes programs ({installed.DEFAULT})")
     what.add_argument("--device", help="the backend's own device name, such as CPU or GPU (its choice)")
     what.add_argument("--list-backends", action="store_true", help="print the installed backends and exit")
-
+    what.add_argument(
+        "--option", metavar="NAME=VALUE", action="append", default=[], type=installed.parse_option,
+        help="something to tell the backend, once for each; `virtaccel info --backends` lists what there is",
+    )
     what.add_argument(
         "--threads", metavar="N", type=int, help="processors that one guest's inference may use at a time (all)"
     )
@@ -146,6 +147,8 @@ def arguments() -> argparse.ArgumentParser:
     return parser
 
 
+_NAMED = ("threads", "prefer", "compile_seconds", "compile_memory")
+"""Arguments that are options of a backend, for those that have them."""
 _COUNTS = {
     "max_contexts": "contexts",
     "max_buffers_per_context": "buffers of one context",
@@ -182,40 +185,24 @@ def _settings(options: argparse.Namespace) -> Settings:
     return Settings(options.queue_size, sealed, options.turn, options.poll_us / 1e6, wary=several)
 
 
-def _backend(name: str) -> OpenBackend:
-    """The backend of that name. Raises BackendUnavailable if it is not installed or cannot be imported."""
-    try:
-        opener: OpenBackend = _entry(name).load()
-    except ImportError as error:
-        raise BackendUnavailable(f"backend {name}: {error}") from error
-    return opener
-
-
-def _entry(name: str) -> EntryPoint:
-    """Where the backend of that name is. Raises BackendUnavailable if nothing is installed under it."""
-    for entry in entry_points(group=BACKENDS, name=name):
-        return entry
-    known = ", ".join(sorted(entry.name for entry in entry_points(group=BACKENDS))) or "none"
-    raise BackendUnavailable(f"no backend is called {name}; installed: {known}")
+def _defaults(options: argparse.Namespace) -> dict[str, str]:
+    """Options that a backend gets where it has them: of the environment, and of arguments with a name of their own."""
+    named = {name.replace("_", "-"): getattr(options, name) for name in _NAMED}
+    return installed.from_environment() | {name: str(value) for name, value in named.items() if value is not None}
 
 
 def _opener(options: argparse.Namespace) -> tuple[OpenBackend, Callable[[], None]]:
     """How backends are opened, isolated as asked, and what ends whatever that needs. Raises BackendUnavailable."""
     isolation = options.isolation or ("none" if options.backend in RUNS_NO_NATIVE_CODE else "worker")
-    for name, value in (("SECONDS", options.compile_seconds), ("MEMORY", options.compile_memory)):
-        if value is not None:
-            os.environ[f"VIRTACCEL_COMPILE_{name}"] = str(value)
-    if options.threads is not None:
-        os.environ["VIRTACCEL_THREADS"] = str(options.threads)
-    if options.prefer is not None:
-        os.environ["VIRTACCEL_HINT"] = options.prefer
+    defaults, given = _defaults(options), dict(options.option)
+    if isolation != "none":
+        defaults["compile"] = "sandbox"
     if isolation == "worker":
-        _entry(options.backend)
-        isolated = WorkerLauncher(options.backend, WorkerLimits(options.worker_memory))
-        return isolated, isolated.close
-    if isolation == "compile":
-        os.environ["VIRTACCEL_COMPILE"] = "sandbox"
-    return _backend(options.backend), lambda: None
+        installed.require(options.backend)
+        isolated = WorkerLauncher(options.backend, WorkerLimits(options.worker_memory, defaults=defaults))
+        return partial(isolated, options=given), isolated.close
+    opener = installed.find(options.backend)
+    return partial(opener, options=installed.with_defaults(opener, given, defaults)), lambda: None
 
 
 def _listeners(options: argparse.Namespace) -> list[Source]:
@@ -281,7 +268,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     options = parser.parse_args(arguments_given)
     if options.list_backends:
-        print("\n".join(sorted({entry.name for entry in entry_points(group=BACKENDS)})))
+        print("\n".join(installed.names()))
         return 0
     logging.basicConfig(
         level=options.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(name)s %(levelname)s: %(message)s"

@@ -19,6 +19,7 @@ from struct import Struct
 from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 from virtaccel.device.backend import (
+    NO_OPTIONS,
     RELEASED,
     Accepted,
     AllocatedBuffer,
@@ -39,6 +40,7 @@ from virtaccel.device.backend import (
     ReleaseRejected,
     Segments,
     SubmitOutcome,
+    option_values,
 )
 from virtaccel.device.wire import AcceleratorClass, Access, Capability, EventState, Status
 
@@ -518,6 +520,7 @@ def _judge_bindings(program: Program, bindings: Sequence[Binding]) -> Status:
     return Status.OK
 
 
-def open_backend(device: str | None = None) -> Reference:
+def open_backend(device: str | None = None, options: Mapping[str, str] = NO_OPTIONS) -> Reference:
     """The entry point: a backend that ends every submission within SUBMIT. It has one device and no use for a name."""
+    option_values("reference", (), options)
     return Reference()

@@ -7,17 +7,19 @@ precision and memory layout they run, and where data is still moved about (Reord
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import openvino as ov
 
 from virtaccel.backend_openvino import programs as sources
 from virtaccel.backend_openvino.backend import OpenVinoBackend
+from virtaccel.device.backend import NO_OPTIONS
 from virtaccel.guest_tools.arrays.accelerator import Accelerator, parse
 from virtaccel.guest_tools.artifact import target_words
 from virtaccel.guest_tools.errors import InputError, Unavailable
 from virtaccel.guest_tools.session import Session
-from virtaccel.guest_tools.transport.in_process import InProcessTransport, find_backend
+from virtaccel.guest_tools.transport.in_process import open_transport
 
 UNSEEN = frozenset({"Const", "Input", "Output"})
 
@@ -40,10 +42,9 @@ class Node(NamedTuple):
     fused: tuple[str, ...]
 
 
-def open_device(device: str | None) -> Opened:
+def open_device(device: str | None, options: Mapping[str, str] = NO_OPTIONS) -> Opened:
     """On OpenVINO. Raises Unavailable."""
-    opener = find_backend("openvino")
-    transport = InProcessTransport(lambda: opener(device))
+    transport = open_transport("openvino", device, options)
     backend = transport.device.backend
     if not isinstance(backend, OpenVinoBackend):
         transport.close()

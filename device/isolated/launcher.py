@@ -10,13 +10,12 @@ import contextlib
 import functools
 import json
 import logging
-import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from virtaccel.device.backend import Backend, BackendUnavailable
+from virtaccel.device.backend import ANY_OPTION, NO_OPTIONS, Backend, BackendUnavailable, Option
 from virtaccel.device.isolated.backend import IsolatedBackend
 from virtaccel.device.isolated.completion_page import CompletionPage
 from virtaccel.device.isolated.messages import ProtocolError
@@ -32,25 +31,29 @@ _SOCKET_BYTES: Final = 1 << 20
 @dataclass(frozen=True, slots=True)
 class WorkerLimits:
     """What a worker may have. `memory` is private writable memory in bytes (0: no limit); `confined`: system calls that
-    no inference needs are refused to it. `environment` is set before its backend is opened."""
+    no inference needs are refused to it. `defaults` are options for its backend where it has such and nobody says
+    otherwise."""
 
     memory: int = 0
     confined: bool = True
-    environment: dict[str, str] = field(default_factory=lambda: {"VIRTACCEL_COMPILE": "sandbox"})
+    defaults: Mapping[str, str] = field(default_factory=lambda: {"compile": "sandbox"})
 
 
 class _Started:
     """A worker that has been asked for and may not be ready yet."""
 
-    def __init__(self, fork_server: ForkServer, device: str | None, limits: WorkerLimits) -> None:
-        self.device = device
+    def __init__(
+        self, fork_server: ForkServer, device: str | None, options: Mapping[str, str], limits: WorkerLimits
+    ) -> None:
+        self.asked = device, dict(options)
         self.page = CompletionPage()
         self.connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         settings = {
             "device": device,
             "memory": limits.memory,
             "confined": limits.confined,
-            "environment": limits.environment,
+            "options": dict(options),
+            "defaults": dict(limits.defaults),
         }
         try:
             for end in (self.connection, theirs):
@@ -91,35 +94,35 @@ class WorkerLauncher:
     def fork_server(self) -> ForkServer | None:
         return self._fork_server
 
-    def __call__(self, device: str | None = None) -> Backend:
+    def __call__(self, device: str | None = None, options: Mapping[str, str] = NO_OPTIONS) -> Backend:
         """A fresh worker, or the one that was made ready. Raises BackendUnavailable."""
-        lost = functools.partial(self.make_ready, device)
+        lost = functools.partial(self.make_ready, device, options)
         spare, self._spare = self._spare, None
-        if spare is not None and spare.device == device:
+        if spare is not None and spare.asked == (device, dict(options)):
             with contextlib.suppress(BackendUnavailable):
                 return spare.ready(lost)
         elif spare is not None:
             spare.discard()
         try:
-            return self._start(device).ready(lost)
+            return self._start(device, options).ready(lost)
         except (ForkServerLost, OSError) as error:
             raise BackendUnavailable(f"no worker can be started: {error}") from error
 
-    def make_ready(self, device: str | None = None) -> None:
+    def make_ready(self, device: str | None = None, options: Mapping[str, str] = NO_OPTIONS) -> None:
         """Start a worker for a coming call, as one was lost. Never waits and never fails."""
         if self._spare is None and not self._closed:
             with contextlib.suppress(ForkServerLost, OSError):
-                self._spare = self._start(device)
+                self._spare = self._start(device, options)
 
-    def _start(self, device: str | None) -> _Started:
+    def _start(self, device: str | None, options: Mapping[str, str]) -> _Started:
         if self._fork_server is not None:
             try:
-                return _Started(self._fork_server, device, self._limits)
+                return _Started(self._fork_server, device, options, self._limits)
             except ForkServerLost as error:
                 log.warning("starting another fork server: %s", error)
                 self._fork_server.close()
         self._fork_server = ForkServer.spawn("virtaccel.device.isolated.worker", self._backend)
-        return _Started(self._fork_server, device, self._limits)
+        return _Started(self._fork_server, device, options, self._limits)
 
     def close(self) -> None:
         """End the fork server and every worker."""
@@ -139,7 +142,13 @@ def _shared(backend: str) -> WorkerLauncher:
     return opener
 
 
-def open_backend(device: str | None = None) -> Backend:
-    """The entry point `isolated`: the backend named by VIRTACCEL_ISOLATED (openvino) in a worker. Raises
-    BackendUnavailable."""
-    return _shared(os.environ.get("VIRTACCEL_ISOLATED", "openvino"))(device)
+OPTIONS: Final = (
+    Option("backend", "the backend that runs in a worker", "openvino"),
+    Option(ANY_OPTION, "what that backend knows"),
+)
+
+
+def open_backend(device: str | None = None, options: Mapping[str, str] = NO_OPTIONS) -> Backend:
+    """The entry point `isolated`: another backend in a worker. Raises BackendUnavailable."""
+    passed = dict(options)
+    return _shared(passed.pop("backend", OPTIONS[0].default))(device, passed)

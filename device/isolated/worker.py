@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import array
 import contextlib
-import importlib
 import json
 import logging
 import mmap
@@ -21,9 +20,9 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from importlib.metadata import entry_points
 from typing import Any, Final, NamedTuple, cast
 
+from virtaccel.device import installed
 from virtaccel.device.backend import (
     Artifact,
     Backend,
@@ -51,7 +50,6 @@ from virtaccel.processes.fork_server import Run
 
 log = logging.getLogger(__name__)
 
-BACKENDS: Final = "virtaccel.backends"
 _A_FEW: Final = 16
 """Requests served between two looks at the backend's own descriptor, while they come without a pause."""
 _DONE: Final = ANSWER.pack(Kind.REPLY, Outcome.DONE, 0, 0, 0, 0, 0)
@@ -59,25 +57,12 @@ _NEWS: Final = ANSWER.pack(Kind.NEWS, 0, 0, 0, 0, 0, 0)
 _STOPS_LATER: Final = frozenset((int(Status.DEADLINE_EXPIRED),))
 
 
-def find_opener(name: str) -> OpenBackend:
-    """The backend called `name`: an entry point, or a function as "module:function". Raises BackendUnavailable."""
-    try:
-        if ":" in name:
-            module, _, function = name.partition(":")
-            return cast(OpenBackend, getattr(importlib.import_module(module), function))
-        for entry in entry_points(group=BACKENDS, name=name):
-            return cast(OpenBackend, entry.load())
-    except (ImportError, AttributeError) as error:
-        raise BackendUnavailable(f"backend {name}: {error}") from error
-    raise BackendUnavailable(f"no backend is called {name}")
-
-
 def prepare(words: Sequence[str]) -> Run:
     """For a fork server of workers: import the backend called `words[0]` and what it says it needs. A module whose
     backend starts no thread by being imported may offer `preload`, which imports the rest."""
     name = words[0]
     try:
-        opener = find_opener(name)
+        opener = installed.find(name)
         preload: Callable[[], None] | None = getattr(sys.modules[opener.__module__], "preload", None)
         if preload is not None:
             preload()
@@ -95,11 +80,11 @@ def _decline(descriptors: list[int], reason: str) -> int:
 def _work(opener: OpenBackend, work: bytes, descriptors: list[int]) -> int:
     """Life of a worker: open the backend, be confined, serve."""
     settings: dict[str, Any] = json.loads(work)
-    os.environ.update(settings["environment"])
     sys.setswitchinterval(0.0005)  # a load beside it must not hold up the answers
     connection = socket.socket(fileno=descriptors[0])
     try:
-        backend = opener(settings["device"])
+        options = installed.with_defaults(opener, settings["options"], settings["defaults"])
+        backend = opener(settings["device"], options)
     except (BackendUnavailable, BackendError) as error:
         return _decline(descriptors, str(error))
     if not callable(getattr(backend, "place", None)):

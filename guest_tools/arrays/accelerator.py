@@ -9,13 +9,13 @@ Everything an accelerator made is given back when it is closed, child before par
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from virtaccel.guest_tools.arrays.program import Program
 from virtaccel.guest_tools.artifact import target_words
 from virtaccel.guest_tools.context import ANY_USE, DeviceBuffer, DeviceContext, Model, parse, read_model
 from virtaccel.guest_tools.session import PATIENCE_SECONDS, Session
-from virtaccel.guest_tools.via import open_transport
+from virtaccel.guest_tools.via import NO_OPTIONS, open_transport
 
 __all__ = ["ANY_USE", "Accelerator", "DeviceBuffer", "Model", "open", "parse", "read_model"]
 
@@ -37,13 +37,17 @@ class Accelerator(DeviceContext):
         return Program(self, self.offer(data, target or target_words(graph), name), graph, name)
 
 
-def open(via: str = "in-process", device: str | None = None, patience: float | None = PATIENCE_SECONDS) -> Accelerator:
+def open(
+    via: str = "in-process", device: str | None = None, patience: float | None = PATIENCE_SECONDS,
+    options: Mapping[str, str] = NO_OPTIONS,
+) -> Accelerator:  # fmt: skip
     """Open an accelerator.
 
     `via` is the way to it (see via.py), `device` a backend's device name or class prefix (None: its choice), `patience`
-    the seconds any one command may take. Raises errors.Unavailable, TransportError.
+    the seconds any one command may take, `options` those of a backend in this process. Raises
+    errors.Unavailable, TransportError.
     """
-    transport = open_transport(via, device)
+    transport = open_transport(via, device, options)
     try:
         return Accelerator(Session(transport, patience))
     except BaseException:

@@ -12,11 +12,10 @@ import logging
 import mmap
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from importlib.metadata import entry_points
-from typing import cast
+from collections.abc import Callable, Mapping, Sequence
 
-from virtaccel.device.backend import Backend, BackendUnavailable, OpenBackend
+from virtaccel.device import installed
+from virtaccel.device.backend import NO_OPTIONS, Backend, BackendUnavailable
 from virtaccel.device.config import DeviceConfig, ResourcePolicy
 from virtaccel.device.errors import ConfigError
 from virtaccel.device.pacing import TOLD_OF_CHANGES
@@ -29,8 +28,6 @@ from virtaccel.virtqueue.errors import RingError
 from virtaccel.virtqueue.memory import GuestMemory, Region
 from virtaccel.virtqueue.split import DeviceQueue
 
-BACKENDS = "virtaccel.backends"
-DEFAULT_BACKEND = "openvino"
 QUEUE_SIZE = 128
 GUEST_ADDRESS = 0x1_0000_0000
 LONGEST_WAIT_SECONDS = TOLD_OF_CHANGES.longest
@@ -49,22 +46,13 @@ class _Reasons(logging.Handler):
         self.kept.append(record.getMessage().removeprefix(_REFUSED))
 
 
-def find_backend(name: str) -> OpenBackend:
-    """How to open the backend that an installed distribution offers under `name`. Raises Unavailable."""
-    found = {entry.name: entry for entry in entry_points(group=BACKENDS)}
-    if name not in found:
-        raise Unavailable(f"there is no backend called {name!r}; installed are {', '.join(sorted(found)) or 'none'}")
+def open_transport(
+    backend: str = "", device: str | None = None, options: Mapping[str, str] = NO_OPTIONS
+) -> InProcessTransport:
+    """A device of one's own with the named backend (empty: the default one). Raises Unavailable."""
     try:
-        return cast(OpenBackend, found[name].load())
-    except (ImportError, AttributeError) as error:
-        raise Unavailable(f"backend {name!r} cannot be loaded: {error}; install what it needs") from error
-
-
-def open_transport(backend: str = "", device: str | None = None) -> InProcessTransport:
-    """A device of one's own with the named backend (empty: openvino). Raises Unavailable."""
-    opener = find_backend(backend or DEFAULT_BACKEND)
-    try:
-        return InProcessTransport(lambda: opener(device))
+        opener = installed.find(backend or installed.DEFAULT)
+        return InProcessTransport(lambda: opener(device, options))
     except (BackendUnavailable, ConfigError) as error:
         raise Unavailable(str(error)) from error
 

@@ -12,7 +12,7 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
@@ -25,7 +25,6 @@ from virtaccel.harness.conformance.judge import Judge, Outcome, System, Verdict
 from virtaccel.harness.conformance.suite import Entry
 from virtaccel.harness.conformance.tools import REFERENCE_SECONDS, Generator, ToolFailed, Tools
 
-THREADS: Final = "VIRTACCEL_THREADS"
 _START_SECONDS: Final = 120.0
 _LINES: Final = 8
 
@@ -40,6 +39,7 @@ class Work:
     device: str | None = None
     seconds: float = 120.0
     jobs: int = 1
+    options: Mapping[str, str] = field(default_factory=dict)
 
 
 class Result(NamedTuple):
@@ -187,14 +187,13 @@ def _main(connection: Connection, work: Work, log: str) -> None:
     os.dup2(file, 2)
     faulthandler.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.environ.setdefault(THREADS, str(max(1, (os.cpu_count() or 1) // work.jobs)))
     from virtaccel.guest_tools.arrays import accelerator
     from virtaccel.guest_tools.errors import AcceleratorError
     from virtaccel.guest_tools.transport.base import TransportError
     from virtaccel.harness.conformance.system import DeviceSystem
 
     try:
-        opened = accelerator.open(work.via, work.device, patience=work.seconds)
+        opened = accelerator.open(work.via, work.device, work.seconds, work.options)
     except (AcceleratorError, TransportError) as error:
         connection.send(str(error))
         return

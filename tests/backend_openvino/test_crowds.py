@@ -118,15 +118,11 @@ def test_where_it_cannot_be_compiled_the_other_model_goes_on(
 
 
 @pytest.mark.parametrize(("threads", "hint", "expected"), [("1", "latency", (1, 1)), ("2", "throughput", (2, 2))])
-def test_threads_and_streams_are_as_the_host_says(
-    monkeypatch: pytest.MonkeyPatch, threads: str, hint: str, expected: tuple[int, int]
-) -> None:
+def test_threads_and_streams_are_as_the_host_says(threads: str, hint: str, expected: tuple[int, int]) -> None:
     """What `vhost-user-accel --threads --prefer` sets."""
     if (os.cpu_count() or 1) < int(threads):
         threads, expected = "1", (1, 1)
-    monkeypatch.setenv("VIRTACCEL_THREADS", threads)
-    monkeypatch.setenv("VIRTACCEL_HINT", hint)
-    backend = open_backend("CPU")
+    backend = open_backend("CPU", {"threads": threads, "prefer": hint})
     room = EngineRoom(backend)
     program = room.load(rotations(SIDE, STEPS))
     assert isinstance(program, Program)

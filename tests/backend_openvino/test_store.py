@@ -15,9 +15,10 @@ import openvino as ov
 import pytest
 
 from virtaccel.backend_openvino import compile as runtime
-from virtaccel.backend_openvino import programs, store
+from virtaccel.backend_openvino import open_backend, programs, store
 from virtaccel.backend_openvino.programs import Host, Variant
 from virtaccel.backend_openvino.store import Store
+from virtaccel.device.backend import BackendUnavailable
 from virtaccel.guest_tools.artifact import target_words
 from virtaccel.tosa_graph.flatbuffer import read
 from virtaccel.tosa_graph.graph import DType, Op
@@ -134,14 +135,13 @@ def test_a_folder_that_cannot_be_written_costs_the_shortcut_only(tmp_path: Path)
     assert one.load(one.path(b"a", "v", "CPU", runtime.Tuning()), "CPU", runtime.Tuning()) is None
 
 
-def test_from_the_environment(tmp_path: Path) -> None:
-    assert Store.from_environment({}) is None
-    named = Store.from_environment({store.FOLDER: str(tmp_path / "new"), store.BYTES: "123"})
-    assert named is not None
-    assert (named.folder, named.limit) == (tmp_path / "new", 123)
+def test_models_are_kept_where_the_options_say(tmp_path: Path) -> None:
+    open_backend("CPU").close()
+    assert not list(tmp_path.iterdir())
+    open_backend("CPU", {"model-cache": str(tmp_path / "new"), "model-cache-bytes": "123"}).close()
     assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
-    with pytest.raises(ValueError, match="not a number"):
-        Store.from_environment({store.FOLDER: str(tmp_path), store.BYTES: "many"})
+    with pytest.raises(BackendUnavailable, match="not a number"):
+        open_backend("CPU", {"model-cache": str(tmp_path), "model-cache-bytes": "many"})
 
 
 FULL = """

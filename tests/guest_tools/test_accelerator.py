@@ -255,7 +255,7 @@ def test_freed_buffer_is_stale(device: Accelerator) -> None:
     ("via", "device_name", "complaint"),
     [
         ("carrier-pigeon", None, "no way to a device called 'carrier-pigeon'"),
-        ("in-process:nothing", None, "no backend called 'nothing'"),
+        ("in-process:nothing", None, "no backend is called nothing"),
         ("in-process", "TOASTER", "TOASTER"),
     ],
 )

@@ -38,7 +38,7 @@ def check(path: str, tosa: bytes, salt: float) -> None:
 
 @contextmanager
 def daemon(folder: Path, models: Path, isolation: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
-    monkeypatch.setenv(store.FOLDER, str(models))
+    monkeypatch.setenv("VIRTACCEL_MODEL_CACHE", str(models))
     monkeypatch.setenv(FAULTS_SWITCH, "1")
     place = folder / isolation
     place.mkdir()

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from mmap import PAGESIZE, mmap
 
 from virtaccel.device.backend import (
+    NO_OPTIONS,
     AllocatedBuffer,
     Artifact,
     Backend,
@@ -121,7 +122,7 @@ class SharedReference(Reference):
         return super().free_buffer(buffer)
 
 
-def open_backend(device: str | None = None) -> Backend:
+def open_backend(device: str | None = None, options: Mapping[str, str] = NO_OPTIONS) -> Backend:
     """For a worker: `shared_reference:open_backend`. The device names say how opening goes wrong."""
     if device == "none":
         raise BackendUnavailable("there is no such device")
@@ -130,6 +131,6 @@ def open_backend(device: str | None = None) -> Backend:
     return SharedReference()
 
 
-def open_private(device: str | None = None) -> Backend:
+def open_private(device: str | None = None, options: Mapping[str, str] = NO_OPTIONS) -> Backend:
     """A backend whose buffers nobody else can reach."""
     return Reference()
