@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """The front end's request is well formed and not granted; the text is for the log."""
 
 

@@ -33,11 +33,8 @@ class Device:
     """
 
     def __init__(
-        self,
-        open_backend: Callable[[], Backend],
-        config: DeviceConfig | None = None,
-        policy: ResourcePolicy | None = None,
-        log: logging.Logger | None = None,
+        self, open_backend: Callable[[], Backend], config: DeviceConfig | None = None,
+        policy: ResourcePolicy | None = None, log: logging.Logger | None = None,
     ) -> None:
         self.config = config if config is not None else DeviceConfig()
         self.policy = policy if policy is not None else ResourcePolicy()

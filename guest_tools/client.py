@@ -366,11 +366,7 @@ class Client:
             yield self.read_buffer(buffer, offset + start, sink[start : start + self.largest_read])
 
     def load_program(
-        self,
-        context: Context,
-        format_id: int,
-        target: Sequence[int],
-        artifact: Part,
+        self, context: Context, format_id: int, target: Sequence[int], artifact: Part,
         resident_bytes: int = UNBOUNDED_RESIDENT_BYTES,
     ) -> Request[Program]:
         """`target` is 12 words. The response may come much later than those of commands published after it."""

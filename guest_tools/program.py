@@ -180,12 +180,8 @@ class Invocation(Generic[T]):
     """
 
     def __init__(
-        self,
-        program: LoadedProgram[T],
-        inputs: Sequence[T],
-        outputs: Sequence[T],
-        given: Mapping[str, DeviceBuffer] | None = None,
-        output_usage: Usage = OUTPUT,
+        self, program: LoadedProgram[T], inputs: Sequence[T], outputs: Sequence[T],
+        given: Mapping[str, DeviceBuffer] | None = None, output_usage: Usage = OUTPUT,
     ) -> None:
         self.program = program
         self.inputs, self.outputs = tuple(inputs), tuple(outputs)
@@ -315,9 +311,7 @@ class LoadedProgram(Generic[T]):
         return invocation
 
     def new_invocation(
-        self,
-        shapes: Shapes | None = None,
-        buffers: Mapping[str, DeviceBuffer] | None = None,
+        self, shapes: Shapes | None = None, buffers: Mapping[str, DeviceBuffer] | None = None,
         output_usage: Usage = OUTPUT,
     ) -> Invocation[T]:
         """Buffers of its own, for running beside others, except where `buffers` names one for a tensor. Close it."""

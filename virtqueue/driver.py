@@ -67,21 +67,9 @@ class DriverQueue:
     """
 
     __slots__ = (
-        "_available",
-        "_broken",
-        "_first_index",
-        "_free",
-        "_issued",
-        "_last_used",
-        "_mask",
-        "_next_available",
-        "_table",
-        "_used",
-        "_used_words",
-        "addresses",
-        "outstanding",
-        "size",
-    )
+        "_available", "_broken", "_first_index", "_free", "_issued", "_last_used", "_mask", "_next_available",
+        "_table", "_used", "_used_words", "addresses", "outstanding", "size",
+    )  # fmt: skip
 
     def __init__(
         self, size: int, descriptors: memoryview, available: memoryview, used: memoryview, *, first_index: int = 0

@@ -24,14 +24,8 @@ class Chain:
     __slots__ = ("broken", "epoch", "head", "readable", "readable_bytes", "writable", "writable_bytes")
 
     def __init__(
-        self,
-        head: int,
-        readable: tuple[memoryview, ...] = (),
-        writable: tuple[memoryview, ...] = (),
-        readable_bytes: int = 0,
-        writable_bytes: int = 0,
-        broken: str | None = None,
-        epoch: int = 0,
+        self, head: int, readable: tuple[memoryview, ...] = (), writable: tuple[memoryview, ...] = (),
+        readable_bytes: int = 0, writable_bytes: int = 0, broken: str | None = None, epoch: int = 0,
     ) -> None:
         self.head = head
         self.readable = readable

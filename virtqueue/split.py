@@ -61,32 +61,13 @@ class DeviceQueue:
     """
 
     __slots__ = (
-        "_available",
-        "_epoch",
-        "_limit",
-        "_mask",
-        "_memory",
-        "_places",
-        "_table",
-        "_used",
-        "_used_words",
-        "last_available",
-        "outstanding",
-        "size",
-        "stopped",
-        "used_index",
-    )
+        "_available", "_epoch", "_limit", "_mask", "_memory", "_places", "_table", "_used", "_used_words",
+        "last_available", "outstanding", "size", "stopped", "used_index",
+    )  # fmt: skip
 
     def __init__(
-        self,
-        memory: GuestMemory,
-        size: int,
-        descriptors: int,
-        available: int,
-        used: int,
-        max_chain_descriptors: int,
-        *,
-        last_available: int = 0,
+        self, memory: GuestMemory, size: int, descriptors: int, available: int, used: int,
+        max_chain_descriptors: int, *, last_available: int = 0,
     ) -> None:
         if not is_queue_size(size):
             raise RingError(f"a ring of {size} descriptors: the size is a power of two up to 32768")

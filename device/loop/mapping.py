@@ -13,7 +13,7 @@ import os
 import stat
 from typing import NamedTuple
 
-from virtaccel.device.front_end import MemoryRegion, Refused
+from virtaccel.device.front_end import MemoryRegion, RequestRefused
 from virtaccel.processes.sealed import is_sealed
 from virtaccel.virtqueue.errors import RegionError
 from virtaccel.virtqueue.memory import GuestMemory, Region
@@ -41,14 +41,14 @@ class Mapped(NamedTuple):
 
 def map_region(region: MemoryRegion, fd: int, known: tuple[Mapped, ...], require_sealed: bool) -> Mapped:
     """Map a region from `fd`, which stays the caller's. Bytes that are mapped already (in `known`) are not mapped
-    again: a chain popped under the old table stays a chain over the new one. Raises Refused."""
+    again: a chain popped under the old table stays a chain over the new one. Raises RequestRefused."""
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode):
-        raise Refused(f"the descriptor of a memory region is not a file: {NOT_SHARED}")
+        raise RequestRefused(f"the descriptor of a memory region is not a file: {NOT_SHARED}")
     if region.size == 0 or region.offset + region.size > status.st_size:
-        raise Refused(f"{region.size} bytes at {region.offset} of a file of {status.st_size} bytes")
+        raise RequestRefused(f"{region.size} bytes at {region.offset} of a file of {status.st_size} bytes")
     if require_sealed and not is_sealed(fd):
-        raise Refused("memory that its owner may shrink, and sealed memory is required (F_SEAL_SHRINK)")
+        raise RequestRefused("memory that its owner may shrink, and sealed memory is required (F_SEAL_SHRINK)")
     identity = (status.st_dev, status.st_ino, region.offset, region.size)
     for mapped in known:
         if mapped.identity == identity:
@@ -65,15 +65,15 @@ def _map(region: MemoryRegion, fd: int, granule: int) -> memoryview:
     try:
         whole = mmap.mmap(fd, length, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE, offset=start)
     except (OSError, ValueError, OverflowError) as error:
-        raise Refused(f"cannot map {length} bytes: {error}") from error
+        raise RequestRefused(f"cannot map {length} bytes: {error}") from error
     for advice in _ADVICE:
         whole.madvise(advice)
     return memoryview(whole)[region.offset - start :]
 
 
 def table(mapped: tuple[Mapped, ...]) -> GuestMemory:
-    """Raises Refused where regions overlap or leave the address space."""
+    """Raises RequestRefused where regions overlap or leave the address space."""
     try:
         return GuestMemory([Region(item.region.guest_address, item.view, item.region.user_address) for item in mapped])
     except RegionError as error:
-        raise Refused(str(error)) from error
+        raise RequestRefused(str(error)) from error

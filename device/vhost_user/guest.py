@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from virtaccel.device.engine import Health
-from virtaccel.device.front_end import MemoryRegion, Refused, RingSetup
+from virtaccel.device.front_end import MemoryRegion, RequestRefused, RingSetup
 from virtaccel.device.loop import mapping
 from virtaccel.device.loop.event_loop import Scope
 from virtaccel.device.loop.events import Kick, Signal
@@ -103,13 +103,13 @@ class ConnectedGuest:
 
     def add_memory(self, region: MemoryRegion, fds: Descriptors) -> None:
         if len(self._mapped) >= MAX_MEMORY_SLOTS:
-            raise Refused(f"all {MAX_MEMORY_SLOTS} memory slots are taken")
+            raise RequestRefused(f"all {MAX_MEMORY_SLOTS} memory slots are taken")
         self._install((*self._mapped, self._map(region, fds)))
 
     def remove_memory(self, region: MemoryRegion) -> None:
         left = tuple(mapped for mapped in self._mapped if not mapped.named(region))
         if len(left) == len(self._mapped):
-            raise Refused("no such region")
+            raise RequestRefused("no such region")
         self._install(left)
 
     def _map(self, region: MemoryRegion, fds: Descriptors) -> Mapped:
@@ -149,7 +149,7 @@ class ConnectedGuest:
             self._place(setup)
 
     def _place(self, setup: RingSetup) -> Placement:
-        """Guest-physical addresses of the parts. Raises Refused unless each lies in one region."""
+        """Guest-physical addresses of the parts. Raises RequestRefused unless each lies in one region."""
         find = self._memory.guest_address
         try:
             return Placement(
@@ -158,7 +158,7 @@ class ConnectedGuest:
                 find(setup.used, used_bytes(setup.size)),
             )
         except Fault as fault:
-            raise Refused(f"ring outside guest memory: {fault}") from fault
+            raise RequestRefused(f"ring outside guest memory: {fault}") from fault
 
     def run_ring(self, setup: RingSetup) -> None:
         self._setup, self._base = setup, setup.base
@@ -166,7 +166,7 @@ class ConnectedGuest:
         self._silent_kicks = 0
         try:
             self._mount()
-        except Refused:
+        except RequestRefused:
             self._setup = None
             raise
 
@@ -176,7 +176,7 @@ class ConnectedGuest:
         return self._base
 
     def _mount(self) -> None:
-        """Serve the ring where the present memory has it. Raises Refused if it has it nowhere."""
+        """Serve the ring where the present memory has it. Raises RequestRefused if it has it nowhere."""
         setup = self._setup
         if setup is None:
             return
@@ -185,7 +185,7 @@ class ConnectedGuest:
         try:
             self._queue = DeviceQueue(self._memory, setup.size, *at, limit, last_available=self._base)
         except RingError as error:
-            raise Refused(str(error)) from error
+            raise RequestRefused(str(error)) from error
         if self._before is not None and self._device.engine.parked:
             # Loads that began before the pause end after it. A reset leaves none parked, so the epoch is then new.
             self._queue.resume(self._before)
@@ -197,7 +197,7 @@ class ConnectedGuest:
     def _mount_or_log(self) -> None:
         try:
             self._mount()
-        except Refused as error:
+        except RequestRefused as error:
             self._log.warning("ring stands still: %s", error)
 
     def _unmount(self) -> None:
@@ -317,7 +317,7 @@ class ConnectedGuest:
                 self._loop.watch(fd, self._kicked)
             except OSError as error:
                 os.close(fd)
-                raise Refused(f"kick descriptor: {error.strerror}") from error
+                raise RequestRefused(f"kick descriptor: {error.strerror}") from error
             self._kick = kick
         if self._service is not None:
             self._want(True)  # a kick on the old descriptor may have been lost
@@ -343,7 +343,7 @@ class ConnectedGuest:
             return Signal(fd, self._settings.wary)
         except OSError as error:
             os.close(fd)
-            raise Refused(f"{name} descriptor: {error.strerror}") from error
+            raise RequestRefused(f"{name} descriptor: {error.strerror}") from error
 
     def set_backend_channel(self, fd: int) -> None:
         """Kept open, as the front end expects; this device has nothing to ask of a front end."""

@@ -19,7 +19,7 @@ from virtaccel.device.ring_service import Device
 from virtaccel.device.vhost_user.channel import Channel, Closed
 from virtaccel.device.vhost_user.guest import ConnectedGuest, Settings
 from virtaccel.device.vhost_user.message import MessageError
-from virtaccel.device.vhost_user.session import EndSession, Session
+from virtaccel.device.vhost_user.session import EndSession, FrontEndSession
 from virtaccel.device.vhost_user.sockets import Listener
 
 Source: TypeAlias = Listener | socket.socket
@@ -44,7 +44,7 @@ class Connection:
         self._scope = Scope(loop, self._failed)
         self._channel = Channel(given)
         self.guest = ConnectedGuest(device, settings, self._scope, log, after_reset)
-        self._session = Session(self.guest, log)
+        self._session = FrontEndSession(self.guest, log)
         self.guest.started = self._session.kicked
         self._scope.watch(self._channel.fileno(), self._ready)
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from virtaccel.device.front_end import MemoryRegion, Refused, RingSetup
+from virtaccel.device.front_end import MemoryRegion, RequestRefused, RingSetup
 from virtaccel.device.vhost_user import message as m
 from virtaccel.device.vhost_user.message import Message, ProtocolFeature, Request
 
@@ -59,7 +59,7 @@ class Descriptors(Protocol):
 
 
 class Guest(Protocol):
-    """What a session does to the world: guest memory, the ring and the engine behind it. May raise Refused."""
+    """What a session does to the world: guest memory, the ring and the engine behind it. May raise RequestRefused."""
 
     @property
     def config_space(self) -> bytes: ...
@@ -110,7 +110,7 @@ class Vring:
         return RingSetup(self.size, where.descriptors, where.available, where.used, self.base)
 
 
-class Session:
+class FrontEndSession:
     """One front end from its first message to its last."""
 
     def __init__(self, guest: Guest, log: logging.Logger) -> None:
@@ -132,7 +132,7 @@ class Session:
             body = HANDLERS[message.request](self, message.payload, fds)
         except m.PayloadError as error:
             return self._refuse(message, str(error), structural=True)
-        except Refused as error:
+        except RequestRefused as error:
             return self._refuse(message, str(error), structural=False)
         if rule.replies:
             return m.encode_reply(message.request, body or b"")
@@ -169,7 +169,7 @@ class Session:
     # -- the ring's states
 
     def _settle(self) -> None:
-        """Run the ring if it may run, stop it if it must not. Raises Refused if it should run and cannot."""
+        """Run the ring if it may run, stop it if it must not. Raises RequestRefused if it should run and cannot."""
         vring = self.vring
         setup = vring.setup()
         if setup is None or not (vring.kick and vring.started and vring.enabled):
@@ -186,7 +186,7 @@ class Session:
     def _settle_or_log(self) -> None:
         try:
             self._settle()
-        except Refused as error:
+        except RequestRefused as error:
             self._log.warning("ring cannot run: %s", error)
 
     def _stop(self) -> None:
@@ -209,7 +209,7 @@ class Session:
 
     def _must_stand(self) -> Vring:
         if self.vring.running:
-            raise Refused("the ring is running")
+            raise RequestRefused("the ring is running")
         return self.vring
 
     # -- one method a request; each returns the reply's payload where there is one
@@ -255,7 +255,7 @@ class Session:
     def _set_status(self, payload: bytes, _fds: Descriptors) -> None:
         status = m.decode_u64(payload)
         if status > 0xFF:
-            raise Refused(f"device status {status:#x} does not fit its byte")
+            raise RequestRefused(f"device status {status:#x} does not fit its byte")
         if status == 0 and self.status != 0:
             self._reset("status 0")
         self.status = status & ~STATUS_NEEDS_RESET
@@ -267,11 +267,11 @@ class Session:
         access = m.decode_config(payload)
         space = self._guest.config_space
         if not 0 < access.size <= len(space) - access.offset:
-            raise Refused(f"{access.size} bytes of config space at {access.offset}, of {len(space)} in all")
+            raise RequestRefused(f"{access.size} bytes of config space at {access.offset}, of {len(space)} in all")
         return m.encode_config(access.offset, space[access.offset : access.offset + access.size], access.flags)
 
     def _set_config(self, _payload: bytes, _fds: Descriptors) -> None:
-        raise Refused("the config space is read-only")
+        raise RequestRefused("the config space is read-only")
 
     def _set_mem_table(self, payload: bytes, fds: Descriptors) -> None:
         self._guest.replace_memory(m.decode_table(payload, len(fds)), fds)
@@ -292,14 +292,14 @@ class Session:
         vring = self._must_stand()
         vring.size = None
         if not 0 < state.num <= self._guest.max_ring_size or state.num & (state.num - 1):
-            raise Refused(f"{state.num} descriptors: a power of two up to {self._guest.max_ring_size} is served")
+            raise RequestRefused(f"{state.num} descriptors: a power of two up to {self._guest.max_ring_size} is served")
         vring.size = state.num
 
     def _set_vring_base(self, payload: bytes, _fds: Descriptors) -> None:
         state = _command_queue(m.decode_vring_state(payload))
         vring = self._must_stand()
         if state.num > 0xFFFF:
-            raise Refused(f"base {state.num}: an index of a split ring has 16 bits")
+            raise RequestRefused(f"base {state.num}: an index of a split ring has 16 bits")
         vring.base = state.num
 
     def _set_vring_addr(self, payload: bytes, _fds: Descriptors) -> None:
@@ -313,13 +313,13 @@ class Session:
         self._stop()
         vring.address = None
         if address.descriptors % 16 or address.available % 2 or address.used % 4:
-            raise Refused("ring parts are not aligned to 16, 2 and 4 bytes (virtio 2.7)")
+            raise RequestRefused("ring parts are not aligned to 16, 2 and 4 bytes (virtio 2.7)")
         vring.address = address
         setup = vring.setup()
         if setup is not None:
             try:
                 self._guest.check_ring(setup)
-            except Refused:
+            except RequestRefused:
                 vring.address = None
                 raise
         if moved:
@@ -336,7 +336,7 @@ class Session:
     def _set_vring_enable(self, payload: bytes, _fds: Descriptors) -> None:
         state = _command_queue(m.decode_vring_state(payload))
         if state.num > 1:
-            raise Refused(f"enable is 0 or 1, not {state.num}")
+            raise RequestRefused(f"enable is 0 or 1, not {state.num}")
         self.vring.enabled = bool(state.num)
         self._settle()
 
@@ -364,7 +364,7 @@ def _resumes(setup: RingSetup, held: RingSetup) -> bool:
 
 def _command_queue(state: m.VringState) -> m.VringState:
     if state.vring != COMMAND_QUEUE:
-        raise Refused(f"there is no vring {state.vring}")
+        raise RequestRefused(f"there is no vring {state.vring}")
     return state
 
 
@@ -374,30 +374,7 @@ def _vring_fd(payload: bytes, fds: Descriptors) -> bool:
     return word.has_fd
 
 
-HANDLERS: Mapping[int, Callable[[Session, bytes, Descriptors], bytes | None]] = {
-    Request.GET_FEATURES: Session._get_features,
-    Request.SET_FEATURES: Session._set_features,
-    Request.SET_OWNER: Session._set_owner,
-    Request.RESET_OWNER: Session._reset_owner,
-    Request.SET_MEM_TABLE: Session._set_mem_table,
-    Request.SET_VRING_NUM: Session._set_vring_num,
-    Request.SET_VRING_ADDR: Session._set_vring_addr,
-    Request.SET_VRING_BASE: Session._set_vring_base,
-    Request.GET_VRING_BASE: Session._get_vring_base,
-    Request.SET_VRING_KICK: Session._set_vring_kick,
-    Request.SET_VRING_CALL: Session._set_vring_call,
-    Request.SET_VRING_ERR: Session._set_vring_err,
-    Request.GET_PROTOCOL_FEATURES: Session._get_protocol_features,
-    Request.SET_PROTOCOL_FEATURES: Session._set_protocol_features,
-    Request.GET_QUEUE_NUM: Session._get_queue_num,
-    Request.SET_VRING_ENABLE: Session._set_vring_enable,
-    Request.SET_BACKEND_REQ_FD: Session._set_backend_req_fd,
-    Request.GET_CONFIG: Session._get_config,
-    Request.SET_CONFIG: Session._set_config,
-    Request.RESET_DEVICE: Session._reset_device,
-    Request.GET_MAX_MEM_SLOTS: Session._get_max_mem_slots,
-    Request.ADD_MEM_REG: Session._add_mem_reg,
-    Request.REM_MEM_REG: Session._rem_mem_reg,
-    Request.SET_STATUS: Session._set_status,
-    Request.GET_STATUS: Session._get_status,
+# One method a request, named for it: a request in `RULES` without a method fails here, when the module is imported.
+HANDLERS: Mapping[int, Callable[[FrontEndSession, bytes, Descriptors], bytes | None]] = {
+    request: getattr(FrontEndSession, f"_{Request(request).name.lower()}") for request in m.RULES
 }

@@ -39,12 +39,8 @@ class DeviceLost(TransportError):
 
 
 def open_pci(
-    address: str | None = None,
-    *,
-    virtio_id: int = DEFAULT_VIRTIO_ID,
-    interrupts: bool = True,
-    huge_pages: bool = True,
-    lost_after: float = LOST_AFTER_S,
+    address: str | None = None, *, virtio_id: int = DEFAULT_VIRTIO_ID, interrupts: bool = True,
+    huge_pages: bool = True, lost_after: float = LOST_AFTER_S,
 ) -> PciTransport:
     """Take over the function at `address` (`0000:00:02.0`; None: the only one) and bring its queue up.
 
@@ -70,11 +66,7 @@ class PciTransport(HasRawRing):
     what one chain of this memory carries."""
 
     def __init__(
-        self,
-        function: Function,
-        *,
-        interrupts: bool = True,
-        huge_pages: bool = True,
+        self, function: Function, *, interrupts: bool = True, huge_pages: bool = True,
         lost_after: float = LOST_AFTER_S,
     ) -> None:
         self.function = function

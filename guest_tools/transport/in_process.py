@@ -64,11 +64,8 @@ class InProcessTransport(HasRawRing):
     together = True
 
     def __init__(
-        self,
-        open_backend: Callable[[], Backend],
-        config: DeviceConfig | None = None,
-        policy: ResourcePolicy | None = None,
-        queue_size: int = QUEUE_SIZE,
+        self, open_backend: Callable[[], Backend], config: DeviceConfig | None = None,
+        policy: ResourcePolicy | None = None, queue_size: int = QUEUE_SIZE,
     ) -> None:
         self._reasons = _Reasons()
         # A logger of its own below the project's: it is heard where the project is, and goes with the device.

@@ -46,13 +46,8 @@ class RawRing:
     """
 
     def __init__(
-        self,
-        block: memoryview,
-        locate: Locate,
-        size: int,
-        notify: Callable[[], None],
-        rest: Callable[[float], None],
-        reset: Callable[[], None],
+        self, block: memoryview, locate: Locate, size: int, notify: Callable[[], None],
+        rest: Callable[[float], None], reset: Callable[[], None],
     ) -> None:
         self.size = size
         self._block = block

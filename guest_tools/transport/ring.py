@@ -87,17 +87,8 @@ class CommandRing:
     """
 
     __slots__ = (
-        "_block",
-        "_free",
-        "_issued",
-        "_limit",
-        "_locate",
-        "_pages",
-        "_slots",
-        "placement",
-        "published",
-        "queue",
-    )
+        "_block", "_free", "_issued", "_limit", "_locate", "_pages", "_slots", "placement", "published", "queue",
+    )  # fmt: skip
 
     def __init__(self, block: memoryview, locate: Locate, queue_size: int, max_chain_descriptors: int) -> None:
         self._block = block

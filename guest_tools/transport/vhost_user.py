@@ -162,12 +162,7 @@ class VhostUserTransport(HasRawRing):
     """
 
     def __init__(
-        self,
-        path: str,
-        *,
-        queue_size: int = 256,
-        bulk_bytes: int | None = None,
-        spin: float = 0.0,
+        self, path: str, *, queue_size: int = 256, bulk_bytes: int | None = None, spin: float = 0.0,
         timeout: float = 10.0,
     ) -> None:
         self._path = path

@@ -1,7 +1,7 @@
 """One guest of a soak: random work over a vhost-user socket, every answer held against what it must be.
 
 A process of its own, which may be killed at any moment: `python -m virtaccel.harness.soak.guest`, see `main`. Knows
-the device as any driver does, and from the board which processes of the device have been killed: only those excuse a
+the device as any driver does, and from the counters which processes of the device have been killed: only those excuse a
 DEVICE_LOST or a failed compilation. It ends with a line on standard error and one of the statuses below when something
 is not as it must be.
 """
@@ -31,7 +31,7 @@ from virtaccel.guest_tools.session import NoAnswer, Session
 from virtaccel.guest_tools.transport.base import TransportError
 from virtaccel.guest_tools.transport.vhost_user import FrontEnd, VhostUserTransport
 from virtaccel.harness.soak import programs
-from virtaccel.harness.soak.board import Board, Own, Shared
+from virtaccel.harness.soak.counters import Counters, Own, Shared
 from virtaccel.tosa_graph.flatbuffer import read
 
 EXIT_WRONG: Final = 3
@@ -71,9 +71,9 @@ class Kept(NamedTuple):
 class Guest:
     """The work, step by step. Raises Wrong, NoAnswer, TimeoutError, TransportError."""
 
-    def __init__(self, path: str, board: Board, number: int, rng: Random, patience: float) -> None:
-        self._path, self._board, self._rng, self._patience = path, board, rng, patience
-        self._words = board.of(number)
+    def __init__(self, path: str, counters: Counters, number: int, rng: Random, patience: float) -> None:
+        self._path, self._counters, self._rng, self._patience = path, counters, rng, patience
+        self._words = counters.of(number)
         self._session: Session | None = None
         self._device: Accelerator | None = None
         self._loaded: list[Loaded] = []
@@ -99,8 +99,8 @@ class Guest:
     def live(self) -> None:
         """Until the runner says stop, or has gone."""
         parent = os.getppid()
-        while not self._board.get(Shared.STOP) and os.getppid() == parent:
-            asked = self._board.get(Shared.REST)
+        while not self._counters.get(Shared.STOP) and os.getppid() == parent:
+            asked = self._counters.get(Shared.REST)
             if asked != self._words[Own.RESTING]:
                 self._rest(asked)
                 continue
@@ -155,17 +155,17 @@ class Guest:
         """Have nothing on the device, until all go on."""
         self._leave()
         self._words[Own.RESTING] = asked
-        while self._board.get(Shared.REST) == asked and asked % 2 and not self._board.get(Shared.STOP):
+        while self._counters.get(Shared.REST) == asked and asked % 2 and not self._counters.get(Shared.STOP):
             time.sleep(_IDLE)
 
     def _judge(self, error: DeviceError | ExecutionFailed | Refused, compiled_from: int | None = None) -> None:
         """Returns if there is a reason for `error`; raises Wrong if there is none, Lost for a device that is lost."""
         if error.status == Status.DEVICE_LOST:
-            if self._board.get(Shared.WORKER_KILLS) == self._words[Own.KILLS_SEEN]:
+            if self._counters.get(Shared.WORKER_KILLS) == self._words[Own.KILLS_SEEN]:
                 raise Wrong(f"the device is lost and nobody killed its worker: {error}")
             self._count(Own.LOSSES)
             raise Lost from error
-        now = self._board.get(Shared.COMPILER_KILLS)
+        now = self._counters.get(Shared.COMPILER_KILLS)
         if compiled_from is None or error.status != Status.INTERNAL_ERROR or (now == compiled_from and now % 2 == 0):
             raise Wrong(f"unexpected: {error}") from error
 
@@ -184,7 +184,7 @@ class Guest:
 
     def _reset(self) -> None:
         session = self._session
-        kills = self._board.get(Shared.WORKER_KILLS)
+        kills = self._counters.get(Shared.WORKER_KILLS)
         self._forget()
         if session is not None:
             session.reset()
@@ -200,7 +200,7 @@ class Guest:
         slow.write(programs.rotation_work(self._rng).inputs)
         artifact = programs.salted(self._rng).artifact
         words = target_words(read(artifact))
-        session.start(client.submit(device.queue, slow.program.id, slow.packed))
+        session.start(slow.request())
         session.start(client.load_program(device.context, TOSA_FORMAT, words, artifact))
         session.start(client.get_device_info())
         if self._rng.random() < 0.5:
@@ -238,7 +238,7 @@ class Guest:
 
     def _load_known(self, known: programs.Program) -> Loaded | None:
         """None if its compiler was killed."""
-        compiled_from = self._board.get(Shared.COMPILER_KILLS)
+        compiled_from = self._counters.get(Shared.COMPILER_KILLS)
         try:
             program = self._device_or_connect().load(known.artifact, known.name)
         except Refused as error:
@@ -275,7 +275,7 @@ class Guest:
         if loaded is None:
             return
         work = loaded.known.make(self._rng)
-        compiled_from = self._board.get(Shared.COMPILER_KILLS)
+        compiled_from = self._counters.get(Shared.COMPILER_KILLS)
         try:
             found = loaded.program(*work.inputs, state=loaded.state)
         except ExecutionFailed as error:
@@ -312,9 +312,7 @@ class Guest:
     # ---- submissions by hand
 
     def _submit(self, run: Invocation, timeout_ns: int = 0) -> Event:
-        device = self._device_or_connect()
-        request = device.session.client.submit(device.queue, run.program.id, run.packed, timeout_ns)
-        return device.session.call(request)
+        return self._device_or_connect().session.call(run.request(timeout_ns=timeout_ns))
 
     def _outcome(self, event: Event) -> EventStatus:
         """How it ends; the event is given back."""
@@ -475,10 +473,10 @@ class Guest:
 
 
 def main(words: list[str]) -> int:
-    """PATH BOARD GUESTS NUMBER SEED PATIENCE; the exit status."""
-    path, board, guests, number, seed, patience = words
+    """PATH COUNTERS GUESTS NUMBER SEED PATIENCE; the exit status."""
+    path, counters, guests, number, seed, patience = words
     faulthandler.register(signal.SIGUSR1)
-    guest = Guest(path, Board(Path(board), int(guests)), int(number), Random(seed), float(patience))
+    guest = Guest(path, Counters(Path(counters), int(guests)), int(number), Random(seed), float(patience))
     try:
         guest.live()
     except Wrong as error:

@@ -11,11 +11,10 @@ import os
 import signal
 import socket
 import struct
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,22 +25,29 @@ from virtaccel.guest_tools.errors import Unavailable
 from virtaccel.guest_tools.transport.base import TransportError
 from virtaccel.guest_tools.transport.vhost_user import MEMORY_NAME, VhostUserTransport
 from virtaccel.harness.soak import census
-from virtaccel.harness.soak.board import COUNTS, Board, Own, Shared
 from virtaccel.harness.soak.census import MEBIBYTE, Count, Holding, Verdict
+from virtaccel.harness.soak.counters import COUNTS, Counters, Own, Shared
 from virtaccel.harness.soak.guest import EXIT_STUCK, EXIT_WRONG
+from virtaccel.processes.child import Child
 
 FORK_SERVER, WORKERS, COMPILERS = 0, 1, 3
 """Generations below the daemon in its default form (docs/isolation.md)."""
+# Mean time from one kill to the next: long enough that most guests get something done in between, short enough that a
+# soak of a minute sees a dozen of each.
 GUEST_KILL_SECONDS, WORKER_KILL_SECONDS, COMPILER_KILL_SECONDS = 3.0, 4.0, 4.0
-"""Mean time from one kill to the next."""
 _TICK: Final = 0.02
 _LOOK_SECONDS: Final = 0.5
+# A daemon imports its backend in a fork server before it serves, which a busy machine stretches.
 _START_SECONDS: Final = 90.0
+# What an interpreter may take to come up, beyond a guest's patience.
 _BIRTH_SECONDS: Final = 30.0
-"""What an interpreter may take to come up, beyond a guest's patience."""
 _END_SECONDS: Final = 15.0
+# A rest is counted when two looks a tenth of a second apart see the same; what moves longer than 5 s is counted.
 _SETTLE_SECONDS, _SETTLED_SECONDS = 5.0, 0.1
-_WORDS: Final = 2000
+_LINES: Final = 40  # of a log: a stack with all its threads
+_DAEMON: Final = (sys.executable, "-m", "virtaccel.device.cli", "--backend", "openvino", "--log-level", "warning")
+# One thread for each guest's numpy: many guests share the processors with the device that is soaked.
+_GUEST: Final = ("env", "OPENBLAS_NUM_THREADS=1", sys.executable, "-m", "virtaccel.harness.soak.guest")
 
 BOUNDS: Final = {
     "daemon": Holding(8 * MEBIBYTE, 6, 1),
@@ -94,61 +100,26 @@ class Outcome:
     notes: list[str] = field(default_factory=list)
 
 
-class Daemon:
-    """`vhost-user-accel` as it runs by default, one socket a guest, with its log in a file."""
-
-    def __init__(self, folder: Path, guests: int) -> None:
-        self.paths = tuple(str(folder / f"{number}.sock") for number in range(guests))
-        self._log = folder / "daemon.log"
-        command = [sys.executable, "-m", "virtaccel.device.cli", "--backend", "openvino", "--log-level", "warning"]
-        with open(self._log, "wb") as log:
-            self.process = subprocess.Popen(
-                [*command, "--sockets", *self.paths], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log
-            )
-
-    def tracebacks(self) -> list[str]:
-        """The ends of unexpected failures in its log."""
-        lines = self._log.read_text(errors="replace").splitlines()
-        return ["\n".join(lines[n : n + 30]) for n, line in enumerate(lines) if line.startswith("Traceback")]
-
-    def tail(self) -> str:
-        return self._log.read_text(errors="replace")[-_WORDS:]
-
-    def end(self) -> int | None:
-        """Its exit status after SIGTERM; None if it had to be killed."""
-        self.process.terminate()
-        try:
-            return self.process.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-            return None
-
-
 class GuestSlot:
     """One guest after another on one socket."""
 
     def __init__(self, number: int, path: str, words: memoryview, folder: Path) -> None:
-        self.number, self.path, self.words = number, path, words
+        self.number, self.path, self.words, self._folder = number, path, words, folder
         self.lives = 0
         self.killed = False
-        self.process: subprocess.Popen[bytes] | None = None
-        self._folder = folder
-        self._said: Path = folder / f"guest{number}"
+        self.process: Child | None = None
         self._progress, self._since = -1, 0.0
 
-    def start(self, plan: Plan, board: Path, guests: int) -> None:
+    def start(self, plan: Plan, shared: Path, guests: int) -> Child:
+        """The next guest."""
         self.lives += 1
         self.killed = False
         self._progress, self._since = self.words[Own.PROGRESS], time.monotonic() + _BIRTH_SECONDS
+        name = f"guest {self.number}, life {self.lives}"
         seed = f"{plan.seed}/{self.number}/{self.lives}"
-        words = [self.path, str(board), str(guests), str(self.number), seed, str(plan.patience)]
-        with open(self._said, "wb") as said:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "virtaccel.harness.soak.guest", *words],
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=said,
-                env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
-            )  # fmt: skip
+        words = [self.path, str(shared), str(guests), str(self.number), seed, str(plan.patience)]
+        self.process = Child(name, [*_GUEST, *words], self._folder / f"{name}.log")
+        return self.process
 
     def idle_seconds(self) -> float:
         """How long it has got nothing done."""
@@ -165,15 +136,12 @@ class GuestSlot:
         if self.process is not None:
             self.process.kill()
 
-    def said(self) -> str:
-        return self._said.read_text(errors="replace")[-_WORDS:].strip()
 
-    def stack(self) -> str:
-        """Where it is, as far as it can say."""
-        if self.process is not None:
-            self.process.send_signal(signal.SIGUSR1)
-            time.sleep(0.3)
-        return self.said()
+def _stack(guest: Child) -> str:
+    """Where a guest is, as far as it can say."""
+    os.kill(guest.pid, signal.SIGUSR1)
+    time.sleep(0.3)
+    return guest.tail(_LINES)
 
 
 class Runner:
@@ -186,31 +154,31 @@ class Runner:
         self._each = each
         self._random = Random(f"{plan.seed}/runner")
         self._began = 0.0
-        self._daemon: Daemon | None = None
+        self._daemon: Child | None = None
         self._process = 0
         self._elder: int | None = None
 
     def run(self) -> Outcome:
         """Raises Unavailable if there is no daemon to be had."""
         with tempfile.TemporaryDirectory(prefix="virtaccel-soak-") as name, self._device(Path(name)) as paths:
-            folder, count = Path(name), len(paths)
-            self._file, self._guests = folder / "board", count
-            self._board = Board(self._file, count, new=True)
-            self.slots = [GuestSlot(n, path, self._board.of(n), folder) for n, path in enumerate(paths)]
+            self._file, self._guests = Path(name, "counters"), len(paths)
+            self._counters = Counters(self._file, self._guests, new=True)
+            self.slots = [GuestSlot(n, path, self._counters.of(n), Path(name)) for n, path in enumerate(paths)]
             self._began = time.monotonic()
             try:
                 for slot in self.slots:
-                    slot.start(self.plan, self._file, count)
+                    self._start(slot)
                 with suppress(KeyboardInterrupt):
                     self._conduct()
                 self._stop_guests()
             finally:
                 for slot in self.slots:
                     slot.kill()
-                    if slot.process is not None:
-                        slot.process.wait()
             self._sum_up()
         return self.outcome
+
+    def _start(self, slot: GuestSlot) -> None:
+        slot.start(self.plan, self._file, self._guests)
 
     # ---- the device
 
@@ -221,20 +189,21 @@ class Runner:
             self._process = server_of(self.plan.sockets[0])
             yield self.plan.sockets
             return
-        daemon = self._daemon = Daemon(folder, self.plan.guests)
-        self._process = daemon.process.pid
+        paths = tuple(str(folder / f"{number}.sock") for number in range(self.plan.guests))
+        daemon = self._daemon = Child("vhost-user-accel", [*_DAEMON, "--sockets", *paths], folder / "daemon.log")
+        self._process = daemon.pid
         try:
-            _await(daemon)
-            yield daemon.paths
+            _await(daemon, paths)
+            yield paths
         finally:
             below = [process for generation in census.descendants(self._process) for process in generation]
-            status = daemon.end()
+            status = daemon.stop(_END_SECONDS)
             if status != 0:
-                self._find("daemon", f"SIGTERM: exit status {status}\n{daemon.tail()}")
+                self._find("daemon", f"SIGTERM: exit status {status}\n{daemon.tail(_LINES)}")
             _wait(lambda: all(map(census.gone, below)), _END_SECONDS)
             if left := [process for process in below if not census.gone(process)]:
                 self._find("daemon", f"{len(left)} processes are left when it has ended")
-            for traceback in daemon.tracebacks()[:3]:
+            for traceback in _tracebacks(daemon.log)[:3]:
                 self._find("daemon", traceback)
 
     def _generation(self, which: int) -> list[int]:
@@ -251,7 +220,7 @@ class Runner:
         while (now := time.monotonic()) < end and len(self.outcome.findings) < self.plan.findings:
             self._watch()
             if census.gone(self._process):
-                self._find("daemon", f"it has ended\n{self._daemon.tail() if self._daemon else ''}")
+                self._find("daemon", f"it has ended\n{self._daemon.tail(_LINES) if self._daemon else ''}")
                 return
             for kill in kills:
                 kill.look(now)
@@ -271,38 +240,42 @@ class Runner:
 
     def _watch(self) -> None:
         """Guests that have ended, and guests that get nothing done."""
-        rest = self._board.get(Shared.REST)
+        rest = self._counters.get(Shared.REST)
         for slot in self.slots:
-            assert slot.process is not None
-            status = slot.process.poll()
-            if status is None:
+            guest = slot.process
+            status = guest.status if guest is not None else None
+            if guest is None or status is not None:
+                self._ended(slot, status)
+            else:
                 if rest % 2 and slot.words[Own.RESTING] == rest:
                     slot.patience_again()  # it waits for the others, as it was asked to
                 if slot.idle_seconds() <= self.plan.patience + 1:
                     continue
-                text = f"nothing done in {self.plan.patience:g} s; it is at\n{slot.stack()}"
-                self._find("stuck", f"guest {slot.number}, life {slot.lives}: {text}")
+                text = f"nothing done in {self.plan.patience:g} s; it is at\n{_stack(guest)}"
+                self._find("stuck", f"{guest.name}: {text}")
                 slot.kill()
-                slot.process.wait()
-            elif not slot.killed:
-                kind = {EXIT_WRONG: "wrong", EXIT_STUCK: "stuck"}.get(status, "ended")
-                words = slot.said() if kind != "ended" else f"exit status {status}\n{slot.said()}"
-                self._find(kind, f"guest {slot.number}, life {slot.lives}: {words}")
-            slot.start(self.plan, self._file, self._guests)
+            self._start(slot)
+
+    def _ended(self, slot: GuestSlot, status: int | None) -> None:
+        """A guest that nobody killed should not have ended."""
+        if slot.killed or slot.process is None:
+            return
+        kind = {EXIT_WRONG: "wrong", EXIT_STUCK: "stuck"}.get(status or 0, "ended")
+        words = slot.process.tail(_LINES)
+        self._find(kind, f"{slot.process.name}: " + (words if kind != "ended" else f"exit status {status}\n{words}"))
 
     def _stop_guests(self) -> None:
-        self._board.put(Shared.STOP, 1)
+        self._counters.put(Shared.STOP, 1)
         until = time.monotonic() + self.plan.patience + _BIRTH_SECONDS
         for slot in self.slots:
-            assert slot.process is not None
-            try:
-                status = slot.process.wait(max(0.1, until - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                self._find("stuck", f"guest {slot.number} does not come to its end; it is at\n{slot.stack()}")
+            guest = slot.process
+            if guest is None:
                 continue
-            if status and not slot.killed:
-                kind = {EXIT_WRONG: "wrong", EXIT_STUCK: "stuck"}.get(status, "ended")
-                self._find(kind, f"guest {slot.number}, life {slot.lives}: {slot.said()}")
+            status = guest.wait(max(0.1, until - time.monotonic()))
+            if status is None:
+                self._find("stuck", f"{guest.name} does not come to its end; it is at\n{_stack(guest)}")
+            elif status:
+                self._ended(slot, status)
 
     # ---- kills
 
@@ -332,12 +305,12 @@ class Runner:
         if not processes:
             return False
         process = self._random.choice(processes)
-        self._board.put(word, self._board.get(word) + 1)
+        self._counters.put(word, self._counters.get(word) + 1)
         with suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
             self.outcome.kills[name] += 1
         _wait(lambda: census.gone(process), 1.0)
-        self._board.put(word, self._board.get(word) + 1)
+        self._counters.put(word, self._counters.get(word) + 1)
         return True
 
     # ---- counting
@@ -350,8 +323,8 @@ class Runner:
 
     def _rest(self) -> None:
         """Let everybody go, count, and let everybody come back."""
-        asked = self._board.get(Shared.REST) + 1
-        self._board.put(Shared.REST, asked)
+        asked = self._counters.get(Shared.REST) + 1
+        self._counters.put(Shared.REST, asked)
         for slot in self.slots:
             slot.patience_again()
         found = len(self.outcome.findings)
@@ -363,7 +336,7 @@ class Runner:
         if _wait(all_rest, self.plan.patience * 2 + _BIRTH_SECONDS) and len(self.outcome.findings) == found:
             self._count()
             self.outcome.rests += 1
-        self._board.put(Shared.REST, asked + 1)
+        self._counters.put(Shared.REST, asked + 1)
         for slot in self.slots:
             slot.patience_again()
 
@@ -432,18 +405,24 @@ def server_of(path: str) -> int:
     return process
 
 
-def _await(daemon: Daemon) -> None:
+def _tracebacks(log: Path) -> list[str]:
+    """The ends of unexpected failures in a log."""
+    lines = log.read_text(errors="replace").splitlines()
+    return ["\n".join(lines[n : n + 30]) for n, line in enumerate(lines) if line.startswith("Traceback")]
+
+
+def _await(daemon: Child, paths: Sequence[str]) -> None:
     """Until it answers on every socket. Raises Unavailable."""
     until = time.monotonic() + _START_SECONDS
-    for path in daemon.paths:
+    for path in paths:
         while True:
             try:
                 VhostUserTransport(path, timeout=_START_SECONDS).close()
                 break
             except TransportError as error:
-                if daemon.process.poll() is not None or time.monotonic() > until:
-                    raise Unavailable(f"vhost-user-accel does not start: {error}\n{daemon.tail()}") from error
-                time.sleep(0.02)
+                if daemon.status is not None or time.monotonic() > until:
+                    raise Unavailable(f"vhost-user-accel does not start: {error}\n{daemon.tail(_LINES)}") from error
+                time.sleep(_TICK)
 
 
 def _wait(condition: Callable[[], bool], seconds: float) -> bool:

@@ -10,10 +10,10 @@ import logging
 
 import pytest
 
-from virtaccel.device.front_end import MemoryRegion, Refused, RingSetup
+from virtaccel.device.front_end import MemoryRegion, RequestRefused, RingSetup
 from virtaccel.device.vhost_user import message as m
 from virtaccel.device.vhost_user.message import Message, Request
-from virtaccel.device.vhost_user.session import Descriptors, EndSession, Session
+from virtaccel.device.vhost_user.session import Descriptors, EndSession, FrontEndSession
 
 PF = 1 << 30
 V1 = 1 << 32
@@ -50,7 +50,7 @@ class World:
 
     def _do(self, name: str, *arguments: object) -> None:
         if name in self.refuses:
-            raise Refused(f"{name} refused by the test")
+            raise RequestRefused(f"{name} refused by the test")
         self.did.append((name, *arguments))
 
     def replace_memory(self, regions: tuple[MemoryRegion, ...], fds: Descriptors) -> None:
@@ -97,7 +97,7 @@ class Table:
 
     def __init__(self, *, acks: bool = True, features: int | None = PF | V1) -> None:
         self.world = World()
-        self.session = Session(self.world, logging.getLogger("test"))
+        self.session = FrontEndSession(self.world, logging.getLogger("test"))
         if acks:
             assert self.ask(Request.SET_PROTOCOL_FEATURES, u64(REPLY_ACK)) is None
         if features is not None:

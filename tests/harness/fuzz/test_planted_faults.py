@@ -101,7 +101,7 @@ FAULTS = {
         (("        if self._call is not None:\n            self._call.close()\n        self._call = None\n", "        self._call = None\n"),),
     ),
     "descriptor-leak-after-a-failed-watch": Fault(
-        "vhost", "device.vhost_user.guest", (("                os.close(fd)\n                raise Refused(f\"kick", "                raise Refused(f\"kick"),)
+        "vhost", "device.vhost_user.guest", (("                os.close(fd)\n                raise RequestRefused(f\"kick", "                raise RequestRefused(f\"kick"),)
     ),
     "mapping-leak": Fault(
         "vhost", "device.loop.mapping",

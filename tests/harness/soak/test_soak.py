@@ -20,8 +20,8 @@ from daemons import Daemon
 
 from virtaccel.cli.main import main
 from virtaccel.harness.soak import census
-from virtaccel.harness.soak.board import Own
 from virtaccel.harness.soak.census import Count, Holding
+from virtaccel.harness.soak.counters import Own
 from virtaccel.harness.soak.runner import Outcome, Plan, Runner
 
 SUPPORT = Path(__file__).resolve().parents[2] / "support"

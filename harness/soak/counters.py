@@ -17,9 +17,7 @@ class Shared(IntEnum):
     reads them in between takes a kill for one that is over."""
 
     REST = 0
-    STOP = auto()
-    WORKER_KILLS = auto()
-    COMPILER_KILLS = auto()
+    STOP, WORKER_KILLS, COMPILER_KILLS = auto(), auto(), auto()
 
 
 class Own(IntEnum):
@@ -27,27 +25,16 @@ class Own(IntEnum):
     the others are counts, in the order in which a table shows them."""
 
     PROGRESS = 0
-    RESTING = auto()
-    KILLS_SEEN = auto()
-    CONNECTIONS = auto()
-    STEPS = auto()
-    ANSWERS = auto()
-    BYTES = auto()
-    LOADS = auto()
-    REFUSALS = auto()
-    CANCELLED = auto()
-    EXPIRED = auto()
-    RESETS = auto()
-    DROPS = auto()
-    GARBAGE = auto()
-    LOSSES = auto()
+    RESTING, KILLS_SEEN = auto(), auto()
+    CONNECTIONS, STEPS, ANSWERS, BYTES, LOADS, REFUSALS = auto(), auto(), auto(), auto(), auto(), auto()
+    CANCELLED, EXPIRED, RESETS, DROPS, GARBAGE, LOSSES = auto(), auto(), auto(), auto(), auto(), auto()
 
 
 COUNTS: Final = tuple(Own)[Own.CONNECTIONS :]
-_WORD: Final = 8
+_WORD: Final = 8  # one aligned store each, so that nobody reads half a number
 
 
-class Board:
+class Counters:
     """The words of `guests` guests in the file at `path`, which is made if `new`."""
 
     def __init__(self, path: Path, guests: int, *, new: bool = False) -> None:
