@@ -6,20 +6,23 @@ import importlib.util
 import json
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
+from virtaccel.cli.options import json_option
 from virtaccel.guest_tools.errors import Unavailable
 from virtaccel.harness.fuzz import reproducer
-from virtaccel.harness.fuzz.engine import Limits, attempt
+from virtaccel.harness.fuzz.engine import MOST_FINDINGS, Limits, attempt
 from virtaccel.harness.fuzz.run import Outcome, Plan, Run
 from virtaccel.harness.fuzz.targets import TARGETS, make
 
 EXIT_FOUND: Final = 1
-_TERMINAL_EVERY: Final = 0.5
-_LINES_EVERY: Final = 15.0
+SECONDS: Final = 60.0  # where neither --seconds nor --steps is given: long enough for every planted fault of the tests
+_TERMINAL_EVERY: Final = 0.5  # a line that is written over
+_LINES_EVERY: Final = 15.0  # a line more in a log
 
 
 class _Progress:
@@ -35,11 +38,7 @@ class _Progress:
         if time.monotonic() < self._next:
             return
         self._next = time.monotonic() + self._every
-        rate = outcome.steps / max(outcome.seconds, 0.001)
-        line = (
-            f"{self._name}: {outcome.steps:,} {self._unit} in {outcome.seconds:.0f} s ({rate:,.0f}/s), "
-            f"{outcome.inputs:,} inputs, {len(outcome.findings)} findings"
-        )
+        line = f"{_summary(self._name, self._unit, outcome)}, {outcome.inputs:,} inputs"
         click.echo(f"\r{line}\x1b[K" if self._terminal else line, err=True, nl=not self._terminal)
 
     def end(self) -> None:
@@ -67,59 +66,48 @@ def fuzz() -> None:
     """
 
 
+_FOLDER: Final = click.Path(path_type=Path, file_okay=False)
+_OPTIONS: Final = (
+    click.option("--seconds", type=click.FloatRange(0.1), help="Stop after so long (60, unless --steps)."),
+    click.option("--steps", type=click.IntRange(1), help="Stop after so much work."),
+    click.option("--seed", type=int, default=0, show_default=True, help="The same seed, the same inputs."),
+    click.option("--jobs", type=click.IntRange(1, 64), default=1, show_default=True, help="Processes."),
+    click.option("--corpus", type=_FOLDER, help="Inputs to start with; what shows something new is added."),
+    click.option("--output", type=_FOLDER, default=Path(), help="Folder for reproducers (default: this one)."),
+    click.option("--findings", type=click.IntRange(1), default=MOST_FINDINGS, show_default=True,
+                 help="Stop after so many."),
+    click.option("--engine", type=click.Choice(["seeded", "atheris"]), default="seeded", show_default=True,
+                 help="Who chooses inputs: a seed, or libFuzzer by the code they reach."),
+)  # fmt: skip
+_VIA: Final = click.option("--via", default="", metavar="WAY", help="Somebody's device, vhost-user:PATH.")
+
+
 def _command(name: str) -> click.Command:
+    def run(engine: str, as_json: bool, seconds: float | None, steps: int | None, findings: int, **plan: Any) -> None:
+        limits = Limits(seconds if seconds or steps else SECONDS, steps, findings)
+        _run(Plan(name, limits=limits, coverage=engine == "atheris", **plan), as_json)
+
     row = TARGETS[name]
-    options: list[click.Parameter] = [
-        click.Option(["--seconds"], type=click.FloatRange(0.1), help="Stop after so long (60, unless --steps)."),
-        click.Option(["--steps"], type=click.IntRange(1), help="Stop after so much work."),
-        click.Option(["--seed"], type=int, default=0, show_default=True, help="The same seed, the same inputs."),
-        click.Option(["--jobs"], type=click.IntRange(1, 64), default=1, show_default=True, help="Processes."),
-        click.Option(["--corpus"], type=click.Path(path_type=Path, file_okay=False), help="Inputs to start with; what "
-                     "shows something new is added."),
-        click.Option(["--output"], type=click.Path(path_type=Path, file_okay=False), default=Path(),
-                     help="Folder for reproducers (default: this one)."),
-        click.Option(["--findings"], type=click.IntRange(1), default=20, show_default=True, help="Stop after so many."),
-        click.Option(["--engine"], type=click.Choice(["seeded", "atheris"]), default="seeded", show_default=True,
-                     help="Who chooses inputs: our own engine, or libFuzzer by the code they reach."),
-    ]  # fmt: skip
-    if row.elsewhere:
-        options.append(click.Option(["--via"], default="", metavar="WAY", help="Somebody's device, vhost-user:PATH."))
-    options.append(click.Option(["--json", "as_json"], is_flag=True, help="Print one JSON object instead of text."))
-    return click.Command(name, params=options, callback=_run(name), help=f"{row.summary[0].upper()}{row.summary[1:]}.")
+    options = (*_OPTIONS, _VIA, json_option) if row.elsewhere else (*_OPTIONS, json_option)
+    for option in reversed(options):
+        run = option(run)
+    return click.command(name, help=f"{row.summary[0].upper()}{row.summary[1:]}.")(run)
 
 
-def _run(name: str) -> Any:
-    def run(
-        seconds: float | None, steps: int | None, seed: int, jobs: int, corpus: Path | None, output: Path,
-        findings: int, engine: str, as_json: bool, via: str = "",
-    ) -> None:  # fmt: skip
-        if engine == "atheris" and importlib.util.find_spec("atheris") is None:
-            raise Unavailable("atheris is not installed: pip install 'virtaccel[fuzz]', or use --engine seeded")
-        if via and jobs > 1:
-            raise Unavailable("a device elsewhere serves one front end at a time: use --jobs 1")
-        limits = Limits(seconds if seconds or steps else 60.0, steps, findings)
-        plan = Plan(name, via, seed, jobs, limits, corpus, output, engine == "atheris")
-        unit = _unit(name)
-        progress = _Progress(name, unit)
-        outcome = Run(plan, progress).run()
-        progress.end()
-        _report(plan, outcome, unit, engine, as_json)
-        if outcome.findings:
-            raise SystemExit(EXIT_FOUND)
-
-    return run
-
-
-def _unit(name: str) -> str:
-    return {"session": "steps", "vhost": "messages"}.get(name, "inputs")
-
-
-def _report(plan: Plan, outcome: Outcome, unit: str, engine: str, as_json: bool) -> None:
+def _run(plan: Plan, as_json: bool) -> None:
+    if plan.coverage and importlib.util.find_spec("atheris") is None:
+        raise Unavailable("atheris is not installed: pip install 'virtaccel[fuzz]', or use --engine seeded")
+    if plan.via and plan.jobs > 1:
+        raise Unavailable("a device elsewhere serves one front end at a time: use --jobs 1")
+    unit = TARGETS[plan.target].unit
+    progress = _Progress(plan.target, unit)
+    outcome = Run(plan, progress).run()
+    progress.end()
     if as_json:
         content = {
             "target": plan.target,
             "via": plan.via,
-            "engine": engine,
+            "engine": "atheris" if plan.coverage else "seeded",
             "seed": plan.seed,
             "jobs": plan.jobs,
             "unit": unit,
@@ -129,12 +117,18 @@ def _report(plan: Plan, outcome: Outcome, unit: str, engine: str, as_json: bool)
             "findings": [{"what": saved.what, "file": saved.path} for saved in outcome.findings],
         }
         click.echo(json.dumps(content))
-        return
-    for saved in outcome.findings:
-        click.echo(f"{saved.what}\n    virtaccel fuzz replay {saved.path}")
+    else:
+        for saved in outcome.findings:
+            click.echo(f"{saved.what}\n    virtaccel fuzz replay {saved.path}")
+        click.echo(_summary(plan.target, unit, outcome))
+    if outcome.findings:
+        raise SystemExit(EXIT_FOUND)
+
+
+def _summary(target: str, unit: str, outcome: Outcome) -> str:
     rate = outcome.steps / max(outcome.seconds, 0.001)
     found = f"{len(outcome.findings)} findings" if outcome.findings else "nothing found"
-    click.echo(f"{plan.target}: {outcome.steps:,} {unit} in {outcome.seconds:.1f} s ({rate:,.0f}/s), {found}")
+    return f"{target}: {outcome.steps:,} {unit} in {outcome.seconds:.1f} s ({rate:,.0f}/s), {found}"
 
 
 @click.command()
@@ -143,8 +137,6 @@ def _report(plan: Plan, outcome: Outcome, unit: str, engine: str, as_json: bool)
 @click.option("--trace", is_flag=True, help="Show where it went wrong.")
 def replay(file: Path, via: str | None, trace: bool) -> None:
     """Run one reproducer. Exit status 1 if it still shows something."""
-    import traceback
-
     saved = reproducer.load(file)
     target = make(saved.target, saved.via if via is None else via)
     _, error = attempt(target, saved.data)

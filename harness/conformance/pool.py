@@ -1,37 +1,30 @@
-"""Worker processes that run cases, each with a device of its own; one that dies or hangs is replaced.
+"""Cases over a pool of processes, each with a device of its own; one that dies or hangs is replaced.
 
-A worker's life is invisible from inside: the verdict `crashed` is given here. What a worker or native code in it prints
-goes to a file, whose end becomes the reason when it dies. Knows nothing of what a verdict means.
+A member's life is invisible from inside: the verdict `crashed` is given here. Knows nothing of what a verdict means.
 """
 
 from __future__ import annotations
 
-import faulthandler
-import multiprocessing
-import os
-import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
+from itertools import count
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from virtaccel.harness.conformance import case as cases
 from virtaccel.harness.conformance.judge import Judge, Outcome, System, Verdict
 from virtaccel.harness.conformance.suite import Entry
 from virtaccel.harness.conformance.tools import REFERENCE_SECONDS, Generator, ToolFailed, Tools
-
-_START_SECONDS: Final = 120.0
-_LINES: Final = 8
+from virtaccel.processes.pool import GOODBYE_SECONDS, Kind, Member, Pool
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What every worker needs to know: the way to the device and how long a case may take, in seconds."""
+    """What every member needs to know: the way to the device and how long a case may take, in seconds."""
 
     folder: Path
     tools: Tools
@@ -50,143 +43,46 @@ class Result(NamedTuple):
     seconds: float
 
 
-@dataclass(slots=True)
-class _Worker:
-    process: BaseProcess
-    connection: Connection
-    log: Path
-    entry: Entry | None = None
-    judging: bool = False
-    since: float = field(default_factory=time.monotonic)
-    began: float = 0.0
-    ready: bool = False
-
-
-def run(entries: Sequence[Entry], work: Work) -> Iterator[Result]:
-    """Results in the order in which they come. Closing the iterator ends the workers."""
-    waiting = list(reversed(entries))
-    with tempfile.TemporaryDirectory(prefix="virtaccel-") as folder:
-        logs = iter(Path(folder) / f"{number}.log" for number in range(len(entries) + work.jobs))
-        workers = [_start(work, next(logs)) for _ in range(min(work.jobs, len(waiting)))]
-        try:
-            while workers:
-                for worker in _stirring(workers, work.seconds):
-                    result = _look(worker, work.seconds)
-                    if result is not None:
-                        yield result
-                    if worker.entry is not None:
-                        continue
-                    if worker.ready and waiting:
-                        _give(worker, waiting.pop())
-                        continue
-                    workers.remove(worker)
-                    _end(worker)
-                    if waiting:
-                        workers.append(_start(work, next(logs)))
-        finally:
-            for worker in workers:
-                _end(worker)
-
-
-def _start(work: Work, log: Path) -> _Worker:
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_main, args=(theirs, work, str(log)), daemon=True)
-    process.start()
-    theirs.close()
-    return _Worker(process, ours, log)
-
-
-def _give(worker: _Worker, entry: Entry) -> None:
-    worker.entry, worker.judging, worker.since = entry, False, time.monotonic()
-    worker.began = worker.since
-    with suppress(OSError):  # it has died meanwhile: seen when it is looked at
-        worker.connection.send(entry)
-
-
-def _stirring(workers: Sequence[_Worker], seconds: float) -> list[_Worker]:
-    """Workers that have something to say, have died or have run out of time."""
-    now = time.monotonic()
-    left = [_limit(worker, seconds) - (now - worker.since) for worker in workers]
-    heard = wait([worker.connection for worker in workers], max(0.0, min(left)))
-    now = time.monotonic()
-    return [w for w in workers if w.connection in heard or now - w.since >= _limit(w, seconds)]
-
-
-def _limit(worker: _Worker, seconds: float) -> float:
-    """How long a worker may be silent; judging has a limit of its own inside."""
-    if worker.judging:
-        return max(seconds, 2 * REFERENCE_SECONDS)
-    return seconds if worker.entry is not None else _START_SECONDS
+class _Given(NamedTuple):
+    entry: Entry
+    began: float
 
 
 class WorkerFailed(Exception):
-    """A worker could not start; the text says why."""
+    """A process could not start; the text says why."""
 
 
-def _look(worker: _Worker, seconds: float) -> Result | None:
-    """A result, or None where a worker only greets or tells that its device has answered. Raises WorkerFailed if it
-    never got so far."""
-    now = time.monotonic()
-    reason = f"no answer in {seconds:.0f} s"
-    try:
-        if worker.connection.poll():
-            return _heard(worker, worker.connection.recv(), now)
-    except (EOFError, OSError):
-        worker.process.join(5)
-        reason = _death(worker)
-    worker.process.kill()
-    if worker.entry is None:
-        raise WorkerFailed(f"a worker did not start: {reason}")
-    entry, worker.entry, worker.ready = worker.entry, None, False
-    worker.process.join(5)
-    return Result(entry, Verdict(Outcome.CRASHED, reason), now - worker.began)
+def run(entries: Sequence[Entry], work: Work) -> Iterator[Result]:
+    """Results in the order in which they come. Closing the iterator ends the processes. Raises WorkerFailed."""
+    waiting = list(reversed(entries))
+    given: dict[Member, _Given] = {}
+    with tempfile.TemporaryDirectory(prefix="virtaccel-") as folder, Pool() as pool:
+        logs = (Path(folder) / f"{number}.log" for number in count())
+        for _ in range(min(work.jobs, len(waiting))):
+            pool.add(Member(_main, (work,), next(logs)))
+        while pool.members:
+            for member, kind, what in pool.look():
+                if kind is Kind.SAID and what is None:
+                    # The device has answered; judging has a limit of its own inside.
+                    member.touch(max(work.seconds, 2 * REFERENCE_SECONDS))
+                    continue
+                if isinstance(what, str) and member not in given:
+                    raise WorkerFailed(what if kind is Kind.SAID else f"a worker did not start: {what}")
+                if (task := given.pop(member, None)) is not None:
+                    verdict = what if kind is Kind.SAID else Verdict(Outcome.CRASHED, what)
+                    yield Result(task.entry, verdict, time.monotonic() - task.began)
+                if waiting and kind is not Kind.SAID:
+                    pool.add(Member(_main, (work,), next(logs)))
+                elif waiting:
+                    given[member] = _Given(waiting.pop(), time.monotonic())
+                    member.touch(work.seconds)
+                    member.send(given[member].entry)
+                elif kind is Kind.SAID:
+                    pool.drop(member, GOODBYE_SECONDS)
 
 
-def _heard(worker: _Worker, message: Verdict | str | None, now: float) -> Result | None:
-    if message is None:
-        worker.judging, worker.since = True, now
-        return None
-    if isinstance(message, str):
-        raise WorkerFailed(message)
-    entry, worker.entry, worker.ready = worker.entry, None, True
-    return None if entry is None else Result(entry, message, now - worker.began)
-
-
-def _death(worker: _Worker) -> str:
-    """How a process ended, and the last it said."""
-    code = worker.process.exitcode
-    name = f"status {code}"
-    if code is not None and code < 0:
-        with suppress(ValueError):
-            name = signal.Signals(-code).name
-    try:
-        lines = [line.strip() for line in worker.log.read_text(errors="replace").splitlines() if line.strip()]
-    except OSError:
-        lines = []
-    fatal = next((place for place, line in enumerate(lines) if line.startswith("Fatal Python error")), None)
-    told = lines[-_LINES:] if fatal is None else lines[fatal : fatal + _LINES]  # the innermost frames come first
-    return "; ".join([f"the process ended with {name}", *told])
-
-
-def _end(worker: _Worker) -> None:
-    worker.connection.close()  # an idle worker takes this for good-bye
-    worker.process.join(0.0 if worker.entry is not None else 5.0)
-    if worker.process.is_alive():
-        worker.process.kill()
-        worker.process.join()
-
-
-# ---- inside a worker
-
-
-def _main(connection: Connection, work: Work, log: str) -> None:
-    """Greet, then answer each entry with a verdict until the connection is closed."""
-    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(file, 1)
-    os.dup2(file, 2)
-    faulthandler.enable()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _main(connection: Connection, work: Work) -> None:
+    """Inside a member: greet, then answer each entry with a verdict until the connection is closed."""
     from virtaccel.guest_tools.arrays import accelerator
     from virtaccel.guest_tools.errors import AcceleratorError
     from virtaccel.guest_tools.transport.base import TransportError
@@ -198,15 +94,17 @@ def _main(connection: Connection, work: Work, log: str) -> None:
         connection.send(str(error))
         return
     with opened:
-        bench = Bench(work, DeviceSystem(opened, work.seconds / 2), lambda: connection.send(None))
+        bed = TestBed(work, DeviceSystem(opened, work.seconds / 2), lambda: connection.send(None))
         connection.send(Verdict(Outcome.PASSED))
         with suppress(EOFError):
             while True:
-                connection.send(bench.verdict(connection.recv()))
+                connection.send(bed.verdict(connection.recv()))
 
 
-class Bench:
+class TestBed:
     """Everything that turns an entry into a verdict, in one process."""
+
+    __test__ = False
 
     def __init__(self, work: Work, system: System, answered: Callable[[], None] | None = None) -> None:
         self._folder = work.folder

@@ -72,8 +72,7 @@ class TestBed:
 
     @property
     def domain(self) -> int:
-        offered = self.info.capabilities
-        return next((domain for domain, bit in f.DOMAIN_CAPABILITY.items() if offered & bit), f.HOST)
+        return self.info.domain
 
     # -- commands
 

@@ -1,118 +1,92 @@
-"""Target `frame`: request bytes against the engine, each answer compared with the strict checker's.
+"""Target `frame`: request bytes against the engine, each answer compared with the oracle's.
 
 An engine over the reference backend holds two contexts with one of everything. An input says how much room there is
-for the answer and how the frame is cut into segments, then come the frame's bytes. The answer has to be one that
-`strict` allows, not a byte behind it may be touched, and nothing that was refused may have changed anything.
+for the answer and how the frame is cut into segments, then come the frame's bytes. The answer has to be one that the
+oracle allows, not a byte behind it may be touched, and nothing that was refused may have changed anything.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Hashable
 from random import Random
-from struct import Struct
 from typing import Final
 
 from virtaccel.device.config import DeviceConfig, ResourcePolicy, WireConfig
 from virtaccel.device.engine import Engine
-from virtaccel.device.objects import Namespaces
-from virtaccel.device.reference import FORMAT, INFO, Operation, Program, Reference, Script
-from virtaccel.harness.fuzz import strict
-from virtaccel.harness.fuzz.target import WORDS, Finding, mutate_bytes
+from virtaccel.device.reference import INFO, Reference, Script
+from virtaccel.harness.fuzz.session_test_bed import answer_to, reference_sample, same_namespaces
+from virtaccel.harness.fuzz.target import WORDS, Finding, TargetBase, damaged, quiet
+from virtaccel.harness.oracle import frames as f
+from virtaccel.harness.oracle.frames import BUSY, INCOMPATIBLE, INVALID_ARGUMENT, OK, RESOURCE_LIMIT, UNSUPPORTED, u64
+from virtaccel.harness.oracle.model import Limits, Model
+from virtaccel.harness.oracle.verdicts import outcomes
 from virtaccel.virtqueue.segments import Chain
 
 HEADER: Final = 4
-CANARY: Final = b"\xc5" * 4096
+CANARIES: Final = bytes([f.CANARY]) * 4096
+# Small, so that a frame of a few hundred bytes is already beyond them.
 MAX_REQUEST: Final = 640
 MAX_RESPONSE: Final = 320
 BUFFER_BYTES: Final = 96
 CAPABILITIES: Final = 1 << 0 | 1 << 2 | 1 << 5  # all but device-local memory
-ARTIFACT: Final = Program(Operation.XOR, 0x5A, 1, 1, 0).pack()
+SAMPLE: Final = reference_sample(0x5A, 64)
+COUNTS: Final = (4, 6, 6, 4, 4, 3, 8192, 256)
+LIMITS: Final = Limits(MAX_REQUEST, MAX_RESPONSE, f.Info(INFO.uuid, 0, 0, 0, 0, CAPABILITIES, *COUNTS))
 _ROOMS: Final = (92, 24, 16, 320, 15, 23, 40, 1, 91, 17, 112, 336)
-_HEAD: Final = Struct("<HHIQ")
-_MUTATING_REFUSALS: Final = frozenset({strict.INVALID_ARGUMENT, strict.INCOMPATIBLE, strict.UNSUPPORTED, strict.BUSY})
+_REFUSALS: Final = frozenset({INVALID_ARGUMENT, INCOMPATIBLE, UNSUPPORTED, BUSY})
 _BACKEND_MAY_REFUSE: Final = {
-    strict.LOAD_PROGRAM: _MUTATING_REFUSALS,
-    strict.SUBMIT: _MUTATING_REFUSALS,
-    strict.ALLOCATE_BUFFER: frozenset({strict.UNSUPPORTED, strict.OUT_OF_MEMORY, strict.RESOURCE_LIMIT}),
-    strict.WRITE_BUFFER: frozenset({strict.BUSY}),
-    strict.READ_BUFFER: frozenset({strict.BUSY}),
-}
+    f.LOAD: _REFUSALS, f.SUBMIT: _REFUSALS, f.WRITE: frozenset({BUSY}), f.READ: frozenset({BUSY}),
+    f.ALLOCATE: frozenset({UNSUPPORTED, f.OUT_OF_MEMORY, RESOURCE_LIMIT}),
+}  # fmt: skip
 
 
-def quiet() -> logging.Logger:
-    """A logger that nobody hears: what a fuzzed device has to say fills disks."""
-    log = logging.Logger("virtaccel.fuzz", logging.CRITICAL + 1)
-    log.addHandler(logging.NullHandler())
-    return log
-
-
-class FrameTarget:
+class FrameTarget(TargetBase):
     """See the module."""
 
     name = "frame"
-    unit = "inputs"
-    stride = 1
 
     def __init__(self) -> None:
-        self.features: set[Hashable] = set()
+        super().__init__()
         self._log = quiet()
         self._backend: Reference | None = None
         self._config = DeviceConfig(WireConfig(max_request_bytes=MAX_REQUEST, max_response_bytes=MAX_RESPONSE))
         self._info = INFO.__class__(
-            INFO.uuid, INFO.accelerator_class, 0, 0, CAPABILITIES,
-            INFO.limits.__class__(4, 6, 6, 4, 4, 3, 8192, 256),
-        )  # fmt: skip
+            INFO.uuid, INFO.accelerator_class, 0, 0, CAPABILITIES, INFO.limits.__class__(*COUNTS)
+        )
         self._renew()
         self._fields = self._all_fields()
 
     def _renew(self) -> None:
-        """The same device again, with the same IDs."""
+        """The same device again, with the same IDs: each input begins with it, whatever came before."""
         if self._backend is not None:
             self._backend.close()
         self._backend = Reference(self._info, Script(immediate=False))
-        self._engine = Engine(
-            self._backend, self._config, ResourcePolicy(), Namespaces(b"the same every time"), self._log
-        )
-        contexts, buffers, programs, queues, events = [], {}, {}, {}, {}
-        busy: set[int] = set()
-        for number in range(2):
-            context = self._made(strict.CREATE_CONTEXT, bytes(8))
-            contexts.append(context)
-            mine = []
-            for usage in (31, 4 | 2, 8 | 1):
-                body = Struct("<QQQB7xII").pack(context, BUFFER_BYTES, 16, 3, usage, 0)
-                made = self._made(strict.ALLOCATE_BUFFER, body)
-                buffers[made] = strict.AliveBuffer(context, BUFFER_BYTES, usage)
-                mine.append(made)
-            head = Struct("<QII12IQQ").pack(context, FORMAT, 0, *[0] * 12, len(ARTIFACT), 64)
-            program = self._made(strict.LOAD_PROGRAM, head + ARTIFACT)
-            queue = self._made(strict.CREATE_QUEUE, Struct("<QII").pack(context, 0, 0))
-            programs[program], queues[queue] = context, context
-            busy.add(context)
-            if number:
-                body = Struct("<QQIIQ").pack(queue, program, 2, 0, 0)
-                body += Struct("<QQQIB3x").pack(mine[1], 0, 8, 0, 1) + Struct("<QQQIB3x").pack(mine[2], 0, 8, 1, 2)
-                for index in range(2):
-                    events[self._made(strict.SUBMIT, body)] = context
-                    if not index:
-                        self._backend.complete()
-                busy |= {queue, program, mine[1], mine[2]}
-        done, pending = events
-        self._made(strict.POLL_EVENT, done.to_bytes(8, "little"))
-        self.world = strict.World(
-            MAX_REQUEST, MAX_RESPONSE, CAPABILITIES, 3, 8192, 256, frozenset(contexts), buffers, programs, queues,
-            events, frozenset(busy), frozenset({pending}),
-        )  # fmt: skip
+        self._engine = Engine(self._backend, self._config, ResourcePolicy(), same_namespaces(), self._log)
+        self.model = Model(LIMITS, f.PENDING)
+        for submissions in (0, 2):
+            context = self._made(f.CREATE_CONTEXT, bytes(8))
+            _, reads, writes = (
+                self._made(f.ALLOCATE, f.allocation(context, BUFFER_BYTES, usage, alignment=16))
+                for usage in (31, f.INPUT | f.DESTINATION, f.OUTPUT | f.SOURCE)
+            )
+            program = self._made(f.LOAD, f.load(context, SAMPLE))
+            queue = self._made(f.CREATE_QUEUE, f.queue_of(context))
+            for _ in range(submissions):
+                bindings = f.binding(reads, 0, 1, 8), f.binding(writes, 1, 2, 8)
+                event = self._made(f.SUBMIT, f.submission(queue, program, *bindings))
+                if len(self.model.events) == 1:
+                    self._backend.complete()
+                    self.model.end(self.model.events[event], f.COMPLETE)
+                    self._made(f.POLL, u64(event))
         self._before = self._account()
 
     def _made(self, opcode: int, body: bytes) -> int:
-        room = bytearray(128)
-        chain = Chain.over(0, [memoryview(_HEAD.pack(opcode, 0, len(body), 1) + body)], [memoryview(room)])
-        used = self._engine.process(chain)
-        if not used or room[:2] != b"\0\0":
+        room, request = bytearray(CANARIES[:128]), f.frame(opcode, body)
+        used = self._engine.process(Chain.over(0, [memoryview(request)], [memoryview(room)]))
+        answer = answer_to(request, bytes(room), used or 0)
+        if answer.status != OK:
             raise Finding(f"command {opcode:#06x} of a sound client was refused")
-        return int.from_bytes(room[16:24], "little")
+        self.model.apply(request, answer)
+        return answer.id
 
     def _account(self) -> tuple[object, ...]:
         state = self._engine.state
@@ -121,99 +95,84 @@ class FrameTarget:
 
     def _all_fields(self) -> list[bytes]:
         """Eight-byte values worth putting into a field: every live ID, near misses, notable numbers."""
-        world = self.world
-        live = [*world.contexts, *world.buffers, *world.programs, *world.queues, *world.events]
+        live = [key for table in self.model.tables for key in table]
         near = [one ^ 1 << bit for one in live[:4] for bit in (0, 20, 40, 43, 63)]
         numbers = [0, 1, 8, 16, 64, 96, 97, 8192, 8193, (1 << 64) - 1, (1 << 64) - 8, 1 << 63, *WORDS]
-        return [value.to_bytes(8, "little") for value in (*live, *live, *near, *numbers)]
+        return [u64(value) for value in (*live, *live, *near, *numbers)]
 
     # -- inputs
 
     def generate(self, random: Random) -> bytes:
-        """A frame of some command, mostly with fields that mean something, then perhaps damaged."""
-        opcode = random.choice((*tuple(strict.OK_PAYLOAD), strict.READ_BUFFER, strict.SUBMIT, strict.ALLOCATE_BUFFER))
-        body = self._body(opcode, random)
-        frame = _HEAD.pack(opcode, 0, len(body), random.randrange(1, 1 << 64)) + body
-        head = bytes((random.randrange(256), 0, random.randrange(256), random.randrange(256)))
-        data = head + frame
-        return mutate_bytes(data, random, 1, 800) if random.random() < 0.5 else data
+        """A frame of some command, mostly with fields that mean something, then perhaps damaged: anywhere, or in one of
+        its fields, its length put right again half of the time."""
+        opcode = random.choice((*f.OK_PAYLOAD, f.READ, f.SUBMIT, f.ALLOCATE))
+        data = random.randbytes(HEADER) + f.frame(opcode, self._body(opcode, random), random.randrange(1, 1 << 64))
+        damage = random.random()
+        if damage < 0.4:
+            data = damaged(data, random)
+        elif damage < 0.7 and len(data) >= HEADER + 24:
+            at = HEADER + 16 + 8 * random.randrange((len(data) - HEADER - 16) // 8)
+            data = data[:at] + random.choice(self._fields) + data[at + 8 :]
+        if damage < 0.35:
+            data = data[: HEADER + 4] + (max(0, len(data) - HEADER - 16)).to_bytes(4, "little") + data[HEADER + 8 :]
+        return data
 
     def _body(self, opcode: int, random: Random) -> bytes:
-        pick = random.choice
-        fields = self._fields
-        small = Struct("<Q").pack(pick((1, 8, 16, 32, 64, 95, 96)))
-        if opcode == strict.CREATE_CONTEXT:
+        pick, fields = random.choice, self._fields
+        small = pick((1, 8, 16, 32, 64, 95, 96))
+        if opcode == f.CREATE_CONTEXT:
             return bytes(8)
-        if opcode == strict.CREATE_QUEUE:
+        if opcode == f.CREATE_QUEUE:
             return pick(fields) + bytes(8)
-        if opcode == strict.ALLOCATE_BUFFER:
-            tail = (
-                bytes((pick((1, 2, 3, 3, 3, 0, 4)),)) + bytes(7) + bytes((random.randrange(1, 40), 0, 0, 0)) + bytes(4)
-            )
-            return pick(fields) + pick((small, pick(fields))) + Struct("<Q").pack(1 << random.randrange(14)) + tail
-        if opcode == strict.READ_BUFFER:
-            return pick(fields) + pick((bytes(8), pick(fields))) + small
-        if opcode == strict.WRITE_BUFFER:
-            return pick(fields) + pick((bytes(8), small)) + small + bytes(int.from_bytes(small, "little"))
-        if opcode == strict.LOAD_PROGRAM:
-            artifact = ARTIFACT if random.random() < 0.7 else random.randbytes(random.randrange(1, 300))
-            words = bytes(random.randrange(256) for _ in range(4)) + bytes(44)
-            sizes = Struct("<QQ").pack(len(artifact), pick((1, 64, (1 << 64) - 1)))
-            return pick(fields) + Struct("<II").pack(pick((FORMAT, FORMAT, 1)), 0) + words + sizes + artifact
-        if opcode == strict.SUBMIT:
-            count = random.randrange(1, 5)
-            bindings = b"".join(
-                pick(fields) + bytes(8) + Struct("<Q").pack(8) + bytes((slot, 0, 0, 0, random.randrange(1, 4), 0, 0, 0))
-                for slot in range(count)
-            )
-            return pick(fields) + pick(fields) + Struct("<IIQ").pack(count, 0, 0) + bindings
-        return b"" if opcode == strict.GET_DEVICE_INFO else pick(fields)
-
-    def mutate(self, data: bytes, random: Random) -> bytes:
-        """Damage, or another value in one of the eight-byte fields, the length put right again half of the time."""
-        if random.random() < 0.5 or len(data) < HEADER + 24:
-            return mutate_bytes(data, random, 1, 800)
-        out = bytearray(data)
-        at = HEADER + 16 + 8 * random.randrange((len(data) - HEADER - 16) // 8)
-        out[at : at + 8] = random.choice(self._fields)
-        if random.random() < 0.5:
-            out[HEADER + 4 : HEADER + 8] = (len(out) - HEADER - 16).to_bytes(4, "little")
-        return bytes(out)
+        if opcode == f.ALLOCATE:
+            usage, domain = random.randrange(1, 40), pick((1, 2, 3, 3, 3, 0, 4))
+            body = f.allocation(0, small, usage, domain, 1 << random.randrange(14))
+            return pick(fields) + pick((body[8:16], pick(fields))) + body[16:]
+        if opcode == f.READ:
+            return pick(fields) + pick((bytes(8), pick(fields))) + u64(small)
+        if opcode == f.WRITE:
+            return pick(fields) + pick((bytes(8), u64(small))) + u64(small) + bytes(small)
+        if opcode == f.LOAD:
+            artifact = SAMPLE.artifact if random.random() < 0.7 else random.randbytes(random.randrange(1, 300))
+            target, resident = (random.getrandbits(32), *[0] * 11), pick((1, 64, (1 << 64) - 1))
+            form = pick((SAMPLE.format, SAMPLE.format, 1))
+            sample = SAMPLE._replace(artifact=artifact, format=form, target=target, resident=resident)
+            return pick(fields) + f.load(0, sample)[8:]
+        if opcode == f.SUBMIT:
+            rows = [
+                pick(fields) + f.binding(0, slot, random.randrange(1, 4), 8)[8:]
+                for slot in range(random.randrange(1, 5))
+            ]
+            return pick(fields) + pick(fields) + f.submission(0, 0, *rows)[16:]
+        return b"" if opcode == f.INFO else pick(fields)
 
     # -- running one
 
     def execute(self, data: bytes) -> int:
         head, frame = data[:HEADER].ljust(HEADER, b"\0"), data[HEADER:]
         room = _ROOMS[head[0] % len(_ROOMS)] if head[0] < 0xC0 else 320
-        out = bytearray(CANARY[:room])
-        chain = Chain.over(0, _cut(frame, head[2]), _cut(out, head[3]))
-        used = self._engine.process(chain)
-        allowed = strict.outcomes(frame, room, self.world)
-        opcode = int.from_bytes(frame[:2], "little")
+        out = bytearray(CANARIES[:room])
+        used = self._engine.process(Chain.over(0, _cut(frame, head[2]), _cut(out, head[3])))
+        opcode = f.field(frame, 0, 2)
         try:
-            self._judge(opcode, frame, out, used, allowed)
+            self._judge(opcode, frame, out, used)
         finally:
             # A cancelled event is still there; nothing counts it.
-            if self._account() != self._before or (opcode == strict.CANCEL_EVENT and not any(out[:2])):
+            if self._account() != self._before or (opcode == f.CANCEL and not any(out[:2])):
                 self._renew()
         return 1
 
-    def _judge(self, opcode: int, frame: bytes, out: bytearray, used: int | None, allowed: strict.Outcomes) -> None:
+    def _judge(self, opcode: int, frame: bytes, out: bytearray, used: int | None) -> None:
         if used is None:
             raise Finding(f"command {opcode:#06x} was neither answered nor given back")
-        if out[used:] != CANARY[: len(out) - used]:
-            raise Finding(f"command {opcode:#06x}: bytes behind the used length were touched")
-        asked = int.from_bytes(frame[32:40], "little") if opcode == strict.READ_BUFFER else 0
-        try:
-            answer = strict.response(opcode, int.from_bytes(frame[8:16], "little"), bytes(out[:used]), asked)
-        except strict.BadResponse as error:
-            raise Finding(f"command {opcode:#06x}: {error}") from error
-        self.features.add((opcode if opcode in strict.OK_PAYLOAD else 0, answer.status, allowed))
-        may = allowed | _BACKEND_MAY_REFUSE.get(opcode, frozenset()) if strict.OK in allowed else allowed
-        if answer.status not in may:
-            raise Finding(f"command {opcode:#06x}: status {answer.status}, the standard allows {sorted(allowed)}")
-        if answer.status != strict.OK and self._account() != self._before:
-            raise Finding(f"command {opcode:#06x} was refused with status {answer.status} and changed something")
+        status = answer_to(frame, bytes(out), used).status
+        allowed = outcomes(frame, len(out), self.model)
+        self.features.add((opcode if opcode in f.OK_PAYLOAD else 0, status, allowed))
+        may = allowed | _BACKEND_MAY_REFUSE.get(opcode, frozenset()) if OK in allowed else allowed
+        if status not in may:
+            raise Finding(f"command {opcode:#06x}: status {status}, the standard allows {sorted(allowed)}")
+        if status != OK and self._account() != self._before:
+            raise Finding(f"command {opcode:#06x} was refused with status {status} and changed something")
 
     def close(self) -> None:
         if self._backend is not None:

@@ -2,13 +2,13 @@
 
 The input is what the device writes: used elements that were never issued, indices that jump, lengths beyond the
 buffers, response bytes of every sort, configuration. The guest may be refused, told of a violation or given a value,
-and only a value that the strict checker allows too. It must never be confused about its own buffers: whatever is lost
+and only a value that the oracle allows too. It must never be confused about its own buffers: whatever is lost
 by a broken ring is back after a reset, and no memory serves two commands at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from mmap import mmap
 from random import Random
 from struct import Struct
@@ -28,8 +28,9 @@ from virtaccel.guest_tools.client import (
 )
 from virtaccel.guest_tools.transport.base import Backpressure, Config, ConfigSpaceError, TransportError, decode_config
 from virtaccel.guest_tools.transport.ring import CommandRing, block_bytes
-from virtaccel.harness.fuzz import strict
-from virtaccel.harness.fuzz.target import Finding, mutate_bytes
+from virtaccel.harness.fuzz.target import Finding, TargetBase
+from virtaccel.harness.oracle import frames as f
+from virtaccel.harness.oracle.frames import Answer, BadAnswer, Info
 
 RECORD: Final = 8
 LONGEST: Final = 40
@@ -39,7 +40,6 @@ MAX_REQUEST: Final = 8192
 MAX_RESPONSE: Final = 8192
 CONFIG: Final = Config(1, 0, 1, SIZE, MAX_REQUEST, MAX_RESPONSE)
 _CONFIG: Final = Struct("<HHHHII")
-_HEADER: Final = Struct("<HHIQ")
 _DESCRIPTOR: Final = Struct("<QIHH")
 
 _Make: TypeAlias = Callable[[Client, int], Request[Any]]
@@ -58,15 +58,14 @@ REQUESTS: Final[tuple[_Make, ...]] = (
 )
 
 
-class DeviceTarget:
+class DeviceTarget(TargetBase):
     """See the module."""
 
     name = "device"
-    unit = "inputs"
     stride = RECORD
 
     def __init__(self) -> None:
-        self.features: set[Hashable] = set()
+        super().__init__()
         self.block = memoryview(mmap(-1, block_bytes(SIZE, 16 * 4096)))
         self.client = Client(CONFIG)
         self._renew()
@@ -82,9 +81,6 @@ class DeviceTarget:
 
     def generate(self, random: Random) -> bytes:
         return random.randbytes(RECORD * random.randrange(2, LONGEST))
-
-    def mutate(self, data: bytes, random: Random) -> bytes:
-        return mutate_bytes(data, random, RECORD, RECORD * LONGEST)
 
     def execute(self, data: bytes) -> int:
         self.client.reset()
@@ -114,7 +110,7 @@ class _Game:
         self.target = target
         self.ring = target.ring
         self.client = target.client
-        self.outstanding: dict[int, tuple[Request[Any], tuple[int, int, int]]] = {}
+        self.outstanding: dict[int, tuple[Request[Any], bytes, tuple[int, int, int]]] = {}
         self.used_index = 0
         self.broken = False
 
@@ -140,10 +136,10 @@ class _Game:
         where = self.where(head)
         if where[0] + where[1] > len(target.block):
             raise Finding("a response was given room outside the block")
-        for other, (_, taken) in self.outstanding.items():
+        for other, (_, _, taken) in self.outstanding.items():
             if other == head or (where[0] < taken[0] + taken[1] and taken[0] < where[0] + where[1]):
                 raise Finding("two commands share memory")
-        self.outstanding[head] = (request, where)
+        self.outstanding[head] = (request, b"".join(request.frame), where)
 
     def where(self, head: int) -> tuple[int, int, int]:
         """Offset and size of the room for the answer, as the published descriptors say, and of the request's bytes."""
@@ -171,24 +167,25 @@ class _Game:
         held = self.outstanding.pop(completion.token, None)
         if held is None:
             raise Finding("a command came back that was not out")
-        request, (offset, size, _) = held
+        request, frame, (offset, size, _) = held
         used = bytes(completion.response)
         if len(used) > size or used != bytes(self.target.block[offset : offset + len(used)]):
             raise Finding("a response was taken from elsewhere than its room")
-        self.judge(request, used)
+        self.judge(request, frame, used)
 
-    def judge(self, request: Request[Any], used: bytes) -> None:
-        """The client's verdict against the strict checker's."""
-        asked = len(request.sink) if request.sink is not None else 0
+    def judge(self, request: Request[Any], frame: bytes, used: bytes) -> None:
+        """The client's verdict against the oracle's."""
         try:
-            expected = strict.response(request.opcode, request.request_id, used, asked)
-            bad = expected.status == strict.NOTHING or self.odd(request, expected)
-        except strict.BadResponse:
-            bad, expected = True, strict.Response(strict.NOTHING, b"")
+            expected = f.answer_to(frame, used, len(used))
+            bad = expected.status == f.NOTHING
+            if request.opcode == f.INFO and expected.status == f.OK:
+                bad = bool(Info.read(expected.payload).faults())
+        except BadAnswer:
+            bad, expected = True, Answer(0, f.NOTHING, b"")
         name = type(self.outcome(request, used, bad, expected)).__name__
         self.target.features.add((request.opcode, expected.status == 0, name))
 
-    def outcome(self, request: Request[Any], used: bytes, bad: bool, expected: strict.Response) -> object:
+    def outcome(self, request: Request[Any], used: bytes, bad: bool, expected: Answer) -> object:
         try:
             value = self.client.receive(request, memoryview(used))
         except DeviceError as error:
@@ -200,22 +197,13 @@ class _Game:
             if not bad:
                 raise Finding(f"a sound response was called a violation: {error}") from error
             return error
-        if bad or expected.status != strict.OK:
+        if bad or expected.status != f.OK:
             raise Finding(f"{used.hex()} was believed: {value!r}")
         if isinstance(request.sink, memoryview) and bytes(request.sink) != expected.payload:
             raise Finding("what was read is not what came")
-        if isinstance(value, int) and value != int.from_bytes(expected.payload, "little"):
+        if isinstance(value, int) and value != expected.id:
             raise Finding(f"ID {value:#x} was read from {used.hex()}")
         return value
-
-    @staticmethod
-    def odd(request: Request[Any], expected: strict.Response) -> bool:
-        """Device information outside wire-abi.md 5.1, which the checker of frames does not look into."""
-        if request.opcode != strict.GET_DEVICE_INFO or expected.status != strict.OK:
-            return False
-        info = Struct("<16sHHIIQIIIIIIQQ").unpack(expected.payload)
-        reserved, capabilities, limits = info[2], info[5], info[6:]
-        return bool(reserved) or not all(limits) or limits[5] > 4096 or bool(capabilities & 24) or not capabilities & 35
 
     # -- the device's side
 
@@ -230,18 +218,17 @@ class _Game:
         if not self.outstanding:
             return
         head = list(self.outstanding)[given[0] % len(self.outstanding)]
-        request, (offset, size, _) = self.outstanding[head]
+        request, _, (offset, size, _) = self.outstanding[head]
         asked = len(request.sink) if request.sink is not None else 0
-        payload = bytes(76) if request.opcode == strict.GET_DEVICE_INFO else b"\1" * 8
-        if request.opcode == strict.GET_DEVICE_INFO:
-            payload = Struct("<16sHHIIQIIIIIIQQ").pack(
-                bytes(16), 0, given[5] == 7, 0, 0, (1, 33, 5, 9, 0)[given[6] % 5], *[1] * 8
-            )
-        elif request.opcode == strict.POLL_EVENT:
+        payload = b"\1" * 8
+        if request.opcode == f.INFO:
+            capabilities = (1, 33, 5, 9, 0)[given[6] % 5]
+            payload = Info(bytes(16), 0, given[5] == 7, 0, 0, capabilities, *[1] * 8).pack()
+        elif request.opcode == f.POLL:
             payload = Struct("<HHI").pack(given[5] % 5, given[6] % 3 * 4, given[5] == 0xFF)
         elif request.sink is not None:
             payload = bytes((index + given[1] & 0xFF) for index in range(asked))
-        elif strict.OK_PAYLOAD.get(request.opcode) == 0:
+        elif f.OK_PAYLOAD.get(request.opcode) == 0:
             payload = b""
         status, flags, length, echoed, written = 0, 0, len(payload), request.request_id, 16 + len(payload)
         match given[2] % 16:
@@ -266,7 +253,7 @@ class _Game:
                 written = size + given[3] % 3
             case _:
                 pass
-        data = (_HEADER.pack(status, flags, max(0, length) & 0xFFFFFFFF, echoed) + payload)[:size]
+        data = (f.HEADER.pack(status, flags, max(0, length) & 0xFFFFFFFF, echoed) + payload)[:size]
         self.target.block[offset : offset + len(data)] = data
         self.used(head, max(0, written))
 

@@ -8,13 +8,12 @@ and calls nothing of the queue's package.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from mmap import mmap
 from random import Random
 from struct import Struct
 from typing import Final, NamedTuple
 
-from virtaccel.harness.fuzz.target import Finding, mutate_bytes
+from virtaccel.harness.fuzz.target import Finding, TargetBase
 from virtaccel.virtqueue.errors import RingError
 from virtaccel.virtqueue.memory import GuestMemory, Region
 from virtaccel.virtqueue.segments import Chain
@@ -75,15 +74,14 @@ def _is_mapped(address: int, length: int) -> bool:
     return any(start <= address and address + length <= start + size for start, size in MAPPED)
 
 
-class RingTarget:
+class RingTarget(TargetBase):
     """See the module."""
 
     name = "ring"
-    unit = "inputs"
     stride = MOVE
 
     def __init__(self) -> None:
-        self.features: set[Hashable] = set()
+        super().__init__()
         self._low = mmap(-1, 3 * PAGE)
         fill = Random(1)
         self._images: list[bytes] = []
@@ -101,9 +99,6 @@ class RingTarget:
 
     def generate(self, random: Random) -> bytes:
         return random.randbytes(HEADER + ENTRY * 16 + MOVE * random.randrange(4, 14))
-
-    def mutate(self, data: bytes, random: Random) -> bytes:
-        return mutate_bytes(data, random, 1, 400)
 
     def close(self) -> None:
         self._queues.clear()

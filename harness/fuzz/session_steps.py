@@ -1,4 +1,4 @@
-"""The moves of target `session`: commands, damaged frames, faults and endings, each held to the model.
+"""The moves of target `session`: commands, damaged frames, faults and endings, each held to the oracle.
 
 One `Steps` is one run. What a byte of an input stands for is in the tables at the end.
 """
@@ -6,44 +6,35 @@ One `Steps` is one run. What a byte of an input stands for is in the tables at t
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from struct import Struct
-from typing import Final, TypeAlias
+from dataclasses import dataclass
+from typing import Final, NamedTuple, TypeAlias
 
 from virtaccel.device.reference import Break, Doubt, Fault, Inflate, Refuse
 from virtaccel.device.wire import Status
-from virtaccel.harness.fuzz import session_model as models
-from virtaccel.harness.fuzz import strict
-from virtaccel.harness.fuzz.session_bench import (
-    PAGE,
-    ROOM,
-    Kind,
-    LocalBench,
-    RemoteBench,
-    Reply,
-    reference_kind,
-)
-from virtaccel.harness.fuzz.session_model import CANCELLED, COMPLETE, FAILED, NONE, PENDING, UNKNOWN, Bounds, Model
-from virtaccel.harness.fuzz.strict import (
+from virtaccel.harness.fuzz.session_test_bed import CANARIES, PAGE, ROOM, LocalBed, RemoteBed, reference_sample
+from virtaccel.harness.fuzz.target import Finding
+from virtaccel.harness.oracle import frames as f
+from virtaccel.harness.oracle import model as objects
+from virtaccel.harness.oracle.frames import (
     BUSY,
+    COMPLETE,
     DEVICE_LOST,
+    FAILED,
+    INCOMPATIBLE,
     INVALID_ARGUMENT,
     NOTHING,
     OK,
     OUT_OF_MEMORY,
+    PENDING,
     RESOURCE_LIMIT,
     UNSUPPORTED,
-    Response,
+    Answer,
 )
-from virtaccel.harness.fuzz.target import Finding
+from virtaccel.harness.oracle.model import UNKNOWN, Model, Object, Table
+from virtaccel.harness.oracle.programs import Sample
+from virtaccel.harness.oracle.verdicts import Outcomes, outcomes
 
-_HEAD: Final = Struct("<HHIQ")
-_ID: Final = Struct("<Q")
-_ALLOCATE: Final = Struct("<QQQB7xII")
-_TRANSFER: Final = Struct("<QQQ")
-_LOAD: Final = Struct("<QII12IQQ")
-_SUBMIT: Final = Struct("<QQIIQ")
-_BINDING: Final = Struct("<QQQIB3x")
-
+CAPACITY: Final = 96  # what every answer here fits into
 SIZES: Final = (16, 16, 32, 1, 64, PAGE, PAGE + 1, 2 * PAGE, 2 * PAGE + 1)
 USAGES: Final = (15, 15, 31, 4 | 2, 8 | 1)
 RESIDENT: Final = (1, 64, 100, 250, 500)
@@ -54,24 +45,40 @@ METHODS: Final = (
     "destroy_event",
 )  # fmt: skip
 RELEASES: Final = frozenset({"destroy_context", "free_buffer", "unload_program", "destroy_queue", "destroy_event"})
+NONE: Final[Outcomes] = frozenset()
+IS_BUSY: Final = frozenset({BUSY})
 LOST: Final = frozenset({DEVICE_LOST})
 CREATION: Final = frozenset({RESOURCE_LIMIT, OUT_OF_MEMORY})
+# Only the backend knows how far an event is, so the engine asks it before it refuses.
+_ASKED_FIRST: Final = frozenset({f.CANCEL, f.DESTROY_EVENT})
 
 
-def load_body(context: int, kind: Kind) -> bytes:
-    size = len(kind.artifact)
-    return _LOAD.pack(context, kind.format, 0, *kind.target, size, kind.resident) + kind.artifact
+class Done(NamedTuple):
+    """A command: its answer, what the oracle allowed, the object it made."""
+
+    answer: Answer
+    allowed: Outcomes
+    made: Object | None
+
+
+@dataclass(slots=True, eq=False)
+class Parked(objects.Load):
+    """A load under way: the room for its answer, what it will compute, and whether it will be a program."""
+
+    out: memoryview
+    operand: int
+    good: bool
 
 
 class Steps:
     """One run: the model and the moves."""
 
-    def __init__(self, features: set[Hashable], bench: LocalBench | RemoteBench, bounds: Bounds, kind: Kind) -> None:
-        self.bench = bench
-        self.local = bench if isinstance(bench, LocalBench) else None
-        self.model = Model(bounds)
+    def __init__(self, features: set[Hashable], bed: LocalBed | RemoteBed, sample: Sample) -> None:
+        self.bed = bed
+        self.local = bed if isinstance(bed, LocalBed) else None
+        self.model = Model(bed.limits, PENDING if self.local else UNKNOWN)
         self.features = features
-        self.kind = kind
+        self.sample = sample
         self.lost = False
         self.request_id = 0
 
@@ -79,60 +86,50 @@ class Steps:
 
     def frame(self, opcode: int, body: bytes) -> bytes:
         self.request_id += 1
-        return _HEAD.pack(opcode, 0, len(body), self.request_id) + body
+        return f.frame(opcode, body, self.request_id)
 
-    def exchange(self, opcode: int, body: bytes, capacity: int = 96, asked: int = 0) -> Response:
-        reply = self.bench.send(self.frame(opcode, body), capacity)
-        return self.read(opcode, reply, asked)
-
-    def read(self, opcode: int, reply: Reply, asked: int = 0) -> Response:
-        if reply.used is None:
-            raise Finding(f"command {opcode:#06x} was not answered")
-        try:
-            return strict.response(opcode, self.request_id, reply.data, asked)
-        except strict.BadResponse as error:
-            raise Finding(f"command {opcode:#06x}: {error}") from error
-
-    def command(
-        self,
-        opcode: int,
-        body: bytes,
-        faults: frozenset[int],
-        late: frozenset[int] = NONE,
-        asked: int = 0,
-        quiet: bool = True,
-    ) -> Response:
-        """Send one and hold the answer to the model: `faults` must be met before the backend is asked (unless not
-        `quiet`), `late` may be met by it. A fault that the backend was armed with takes precedence over `late`."""
-        local = self.local
-        calls = local.backend.calls if local else 0
-        answer = self.exchange(opcode, body, asked=asked)
-        status = answer.status
-        self.features.add((opcode, status))
-        if self.lost:
-            self.must(opcode, status, LOST)
-            return answer
-        if faults:
-            self.must(opcode, status, faults)
-            if local and quiet and local.backend.calls != calls:
-                raise Finding(f"command {opcode:#06x}: the backend was asked before the refusal {status}")
-            return answer
-        if local is None:
-            self.must(opcode, status, late | {OK})
-            return answer
-        taken = local.taken()
-        self.must(opcode, status, _outcome(taken, late))
-        self.lost = status == DEVICE_LOST and bool(taken)
+    def exchange(self, request: bytes, capacity: int = CAPACITY) -> Answer:
+        answer = self.bed.send(request, capacity)
+        if answer is None:
+            raise Finding(f"command {f.field(request, 0, 2):#06x} was not answered")
         return answer
 
-    def must(self, opcode: int, status: int, allowed: frozenset[int]) -> None:
-        if status not in allowed:
-            raise Finding(f"command {opcode:#06x}: status {status}, the model allows {sorted(allowed)}")
+    def is_sound(self, opcode: int, body: bytes) -> bool:
+        """Whether nothing but the backend may refuse the command now."""
+        return not self.lost and OK in outcomes(f.frame(opcode, body), CAPACITY, self.model)
+
+    def command(self, opcode: int, body: bytes, late: Outcomes = NONE) -> Done:
+        """Send one and hold the answer to the oracle. What it refuses must be refused before the backend is asked;
+        `late` is what the backend says otherwise, or may say where it is not ours. A fault that it was armed with takes
+        precedence."""
+        local, request = self.local, self.frame(opcode, body)
+        allowed = outcomes(request, CAPACITY, self.model)
+        calls = local.backend.calls if local else 0
+        answer = self.exchange(request)
+        self.features.add((opcode, answer.status))
+        if self.lost:
+            self.must(opcode, answer, LOST)
+            return Done(answer, allowed, None)
+        if OK not in allowed and not (opcode in _ASKED_FIRST and BUSY in allowed):
+            self.must(opcode, answer, allowed)
+            if answer.payload or (local and local.backend.calls != calls):
+                raise Finding(f"command {opcode:#06x}: more was done than to refuse it with {answer.status}")
+            return Done(answer, allowed, None)
+        if local is None:
+            self.must(opcode, answer, allowed | late)
+        else:
+            taken = local.taken()
+            self.must(opcode, answer, _outcome(taken, late) or allowed)
+            self.lost = answer.status == DEVICE_LOST and bool(taken)
+        return Done(answer, allowed, self.model.apply(request, answer))
+
+    def must(self, opcode: int, answer: Answer, allowed: Outcomes) -> None:
+        if answer.status not in allowed:
+            raise Finding(f"command {opcode:#06x}: status {answer.status}, the oracle allows {sorted(allowed)}")
 
     # -- choosing operands
 
-    def pick(self, table: dict[int, models.Context] | dict[int, models.Buffer] | dict[int, models.Program]
-             | dict[int, models.Queue] | dict[int, models.Event], choice: int) -> int:  # fmt: skip
+    def pick(self, table: Table, choice: int) -> int:
         """A live ID mostly, else one that died, or one of another kind."""
         if table and choice < 0xE8:
             return list(table)[choice % len(table)]
@@ -143,115 +140,84 @@ class Steps:
                     return next(iter(other))
         return model.dead[choice % len(model.dead)]
 
-    def kin(self, table: dict[int, models.Buffer] | dict[int, models.Program], queue: models.Queue | None,
-            choice: int, usage: int = 0) -> int:  # fmt: skip
+    def kin(self, table: Table, queue: int, choice: int, usage: int = 0) -> int:
         """Mostly one of the queue's own context, and of a usage that fits, if there is one."""
-        if queue is not None and choice < 0xD0:
+        on = self.model.queues.get(queue)
+        if on is not None and choice < 0xD0:
             near = [
                 key for key, one in table.items()
-                if one.context == queue.context and (not isinstance(one, models.Buffer) or one.usage & usage)
+                if one.context == on.context and (not isinstance(one, objects.Buffer) or one.usage & usage)
             ]  # fmt: skip
             if near:
                 return near[choice % len(near)]
         return self.pick(table, choice)
-
-    def born(self, answer: Response) -> int:
-        made = int.from_bytes(answer.payload, "little")
-        wrong = self.model.born(made)
-        if wrong:
-            raise Finding(wrong)
-        return made
 
     # -- moves: each takes its record's operands
 
     def populate(self) -> None:
         """A context with what a submission needs, so that short inputs already get somewhere."""
         zero = bytes(5)
-        self.create_context(zero)
-        self.allocate(zero)
-        self.allocate(zero)
-        self.create_queue(zero)
-        self.load(zero)
+        for move in (Steps.create_context, Steps.allocate, Steps.allocate, Steps.create_queue, Steps.load):
+            move(self, zero)
         self.settle()
 
     def create_context(self, given: bytes) -> None:
-        faults = self.model.refuse_context()
-        answer = self.command(strict.CREATE_CONTEXT, bytes(8), faults, NONE if self.local else CREATION)
-        if answer.status == OK:
-            self.model.contexts[self.born(answer)] = models.Context()
+        self.command(f.CREATE_CONTEXT, bytes(8), NONE if self.local else CREATION)
 
     def destroy_context(self, given: bytes) -> None:
         if given[1] & 7 == 0:  # seldom: everything of it has to go first
-            self.release(strict.DESTROY_CONTEXT, self.model.contexts, given[0], self.model.remove_context)
+            self.release(f.DESTROY_CONTEXT, self.model.contexts, given)
 
-    def release(self, opcode: int, table: dict[int, models.Context] | dict[int, models.Buffer]
-                | dict[int, models.Program] | dict[int, models.Queue], choice: int,
-                remove: Callable[[int], None]) -> None:  # fmt: skip
-        target = self.pick(table, choice)
-        faults = self.model.refuse_release(table, target)
-        if self.command(opcode, _ID.pack(target), faults).status == OK:
-            remove(target)
+    def release(self, opcode: int, table: Table, given: bytes) -> None:
+        self.command(opcode, f.u64(self.pick(table, given[0])))
 
     def allocate(self, given: bytes) -> None:
         model, local = self.model, self.local
         context, size, usage = self.pick(model.contexts, given[0]), SIZES[given[1] % len(SIZES)], USAGES[given[2] % 5]
-        faults = model.refuse_buffer(context, size)
         charge = -(-size // PAGE) * PAGE
         inflated = local.armed.get("allocate_buffer") if local else None
         if isinstance(inflated, Inflate):
             charge += inflated.bytes
-        body = _ALLOCATE.pack(context, size, 1 << given[3] % 8, 3, usage, 0)
-        if local and not faults and not self.lost and model.backing + charge > model.bounds.backing:
-            self.allocate_too_much(body)
+        body = f.allocation(context, size, usage, model.limits.info.domain, 1 << given[3] % 8)
+        if local and model.backing + charge > model.limits.backing and self.is_sound(f.ALLOCATE, body):
+            self.allocate_too_much(local, body)
             return
-        answer = self.command(strict.ALLOCATE_BUFFER, body, faults, NONE if local else CREATION)
-        if answer.status == OK:
-            model.add_buffer(self.born(answer), context, size, usage, charge)
+        made = self.command(f.ALLOCATE, body, NONE if local else CREATION).made
+        if isinstance(made, objects.Buffer):
+            made.charge = charge
 
-    def allocate_too_much(self, body: bytes) -> None:
+    def allocate_too_much(self, local: LocalBed, body: bytes) -> None:
         """The backend's allocation is beyond the budget: it has to be given back, or else ownership is lost."""
-        local = self.local
-        answer = self.exchange(strict.ALLOCATE_BUFFER, body)
-        taken = local.taken() if local else {}
+        answer = self.exchange(self.frame(f.ALLOCATE, body))
+        taken = local.taken()
         first = taken.get("allocate_buffer")
         if first is not None and not isinstance(first, Inflate):
             allowed = _outcome({"allocate_buffer": first}, NONE)
         else:
             allowed = LOST if "free_buffer" in taken else frozenset({RESOURCE_LIMIT})
-        self.must(strict.ALLOCATE_BUFFER, answer.status, allowed)
+        self.must(f.ALLOCATE, answer, allowed)
         self.lost = answer.status == DEVICE_LOST
 
     def free(self, given: bytes) -> None:
-        self.release(strict.FREE_BUFFER, self.model.buffers, given[0], self.model.remove_buffer)
+        self.release(f.FREE, self.model.buffers, given)
 
     def write(self, given: bytes) -> None:
         target, offset, size = self.pick(self.model.buffers, given[0]), _offset(given[1]), 1 + given[2] % 24
-        faults = self.model.refuse_transfer(target, offset, size, 2)
-        buffer = self.model.buffers.get(target)
-        late = frozenset({BUSY}) if buffer and self.in_use(buffer, True) else NONE
         data = bytes(given[3] + index & 0xFF for index in range(size))
-        answer = self.command(strict.WRITE_BUFFER, _TRANSFER.pack(target, offset, size) + data, faults, late)
-        if buffer is None:
-            return
-        if answer.status == OK and buffer.data is not None:
-            buffer.data[offset : offset + size] = data
-        elif answer.status not in (OK, BUSY) and not faults:
-            buffer.data = None  # a failed write may have written a part (specification.md 7)
+        done = self.command(f.WRITE, f.transfer(target, offset, size) + data, self.if_in_use(target, True))
+        if OK in done.allowed and done.answer.status not in (OK, BUSY):
+            # A failed write may have written a part (specification.md 7).
+            self.model.buffers[target].data = None
 
-    def read_buffer(self, given: bytes) -> None:
+    def read(self, given: bytes) -> None:
         target, offset, size = self.pick(self.model.buffers, given[0]), _offset(given[1]), 1 + given[2] % 64
-        faults = self.model.refuse_transfer(target, offset, size, 1)
-        buffer = self.model.buffers.get(target)
-        late = frozenset({BUSY}) if buffer and self.in_use(buffer, False) else NONE
-        answer = self.command(strict.READ_BUFFER, _TRANSFER.pack(target, offset, size), faults, late, size)
-        known = buffer.data if buffer is not None and answer.status == OK else None
-        if known is not None and answer.payload != known[offset : offset + size]:
-            raise Finding("a buffer does not hold what was written and computed")
+        self.command(f.READ, f.transfer(target, offset, size), self.if_in_use(target, False))
 
-    def in_use(self, buffer: models.Buffer, writing: bool) -> bool:
-        if self.local is None:
-            return buffer.used
-        return bool(buffer.writers or (writing and buffer.readers))
+    def if_in_use(self, target: int, writing: bool) -> Outcomes:
+        """Elsewhere nobody knows when work on a buffer ends."""
+        buffer = self.model.buffers.get(target)
+        used = self.model.is_in_use(target, writing) if self.local else buffer is not None and buffer.used
+        return IS_BUSY if used else NONE
 
     def load(self, given: bytes) -> None:
         self.load_with(given, deferred=False)
@@ -260,34 +226,31 @@ class Steps:
         self.load_with(given, deferred=True)
 
     def load_with(self, given: bytes, deferred: bool) -> None:
-        model, local = self.model, self.local
-        context = self.pick(model.contexts, given[0])
-        kind = self.kind if local is None else reference_kind(given[2], RESIDENT[given[1] % len(RESIDENT)])
+        local = self.local
+        context = self.pick(self.model.contexts, given[0])
+        sample = self.sample if local is None else reference_sample(given[2], RESIDENT[given[1] % len(RESIDENT)])
         good = not (local and given[3] > 0xE0)
         if not good:
-            kind = kind._replace(artifact=b"no program")
-        faults = model.refuse_program(context, kind.resident)
+            sample = sample._replace(artifact=b"no program")
+        body = f.load(context, sample)
         if local is not None:
             local.script.deferred_loads = deferred
-            if deferred and not faults and not self.lost and "load_program" not in local.armed:
-                self.park(context, kind, good)
+            if deferred and "load_program" not in local.armed and self.is_sound(f.LOAD, body):
+                self.park(local, Parked(self.frame(f.LOAD, body), context, sample.resident,
+                                        memoryview(bytearray(CANARIES)), sample.operand, good))  # fmt: skip
                 return
         late = NONE if good else frozenset({INVALID_ARGUMENT})
-        late = late if local else CREATION | {strict.INCOMPATIBLE, UNSUPPORTED, INVALID_ARGUMENT}
-        answer = self.command(strict.LOAD_PROGRAM, load_body(context, kind), faults, late)
-        if answer.status == OK:
-            model.add_program(self.born(answer), context, kind.resident, kind.operand)
+        late = late if local else CREATION | {INCOMPATIBLE, UNSUPPORTED, INVALID_ARGUMENT}
+        made = self.command(f.LOAD, body, late).made
+        if isinstance(made, objects.Program):
+            made.operand = sample.operand
 
-    def park(self, context: int, kind: Kind, good: bool) -> None:
+    def park(self, local: LocalBed, load: Parked) -> None:
         """A load that ends later: its head is withheld, its quota and charge are taken."""
-        local = self.local
-        if local is None:
-            return
-        out = memoryview(bytearray(b"\xc5" * ROOM))
-        reply = local.send(self.frame(strict.LOAD_PROGRAM, load_body(context, kind)), ROOM, out)
-        if reply.used is not None:
-            raise Finding(f"a load that is under way was answered with {reply.data.hex()}")
-        self.model.add_load(models.Load(self.request_id, context, kind.resident, kind.operand, good, out))
+        answer = local.send(load.request, ROOM, load.out)
+        if answer is not None:
+            raise Finding(f"a load that is under way was answered with {answer}")
+        self.model.loads.append(load)
 
     def loads_end(self, given: bytes) -> None:
         local, model = self.local, self.model
@@ -299,72 +262,45 @@ class Steps:
         if len(finished) != len(ended):
             raise Finding(f"{len(ended)} loads have ended and {len(finished)} were answered")
         for load, (chain, used) in zip(ended, finished, strict=True):
-            if chain.writable[0] is not load.out or bytes(load.out[used:]) != b"\xc5" * (ROOM - used):
-                raise Finding("another load was answered, or more than was said")
-            self.answered(load, bytes(load.out[:used]))
-
-    def answered(self, load: models.Load, used: bytes) -> None:
-        try:
-            answer = strict.response(strict.LOAD_PROGRAM, load.request_id, used)
-        except strict.BadResponse as error:
-            raise Finding(f"the answer to a load: {error}") from error
-        self.must(strict.LOAD_PROGRAM, answer.status, frozenset({OK if load.good else INVALID_ARGUMENT}))
-        self.model.end_load(load)
-        if answer.status == OK:
-            self.model.add_program(self.born(answer), load.context, load.resident, load.operand)
+            if not isinstance(load, Parked) or chain.writable[0] is not load.out:
+                raise Finding("another load was answered")
+            answer = f.answer_to(load.request, bytes(load.out), used)
+            self.must(f.LOAD, answer, frozenset({OK if load.good else INVALID_ARGUMENT}))
+            model.loads.remove(load)
+            made = model.apply(load.request, answer)
+            if isinstance(made, objects.Program):
+                made.operand = load.operand
 
     def unload(self, given: bytes) -> None:
-        self.release(strict.UNLOAD_PROGRAM, self.model.programs, given[0], self.model.remove_program)
+        self.release(f.UNLOAD, self.model.programs, given)
 
     def create_queue(self, given: bytes) -> None:
-        context = self.pick(self.model.contexts, given[0])
-        faults = self.model.refuse_queue(context)
-        late = NONE if self.local else CREATION
-        answer = self.command(strict.CREATE_QUEUE, _ID.pack(context) + bytes(8), faults, late)
-        if answer.status == OK:
-            self.model.add_queue(self.born(answer), context)
+        body = f.queue_of(self.pick(self.model.contexts, given[0]))
+        self.command(f.CREATE_QUEUE, body, NONE if self.local else CREATION)
 
     def destroy_queue(self, given: bytes) -> None:
-        self.release(strict.DESTROY_QUEUE, self.model.queues, given[0], self.model.remove_queue)
+        self.release(f.DESTROY_QUEUE, self.model.queues, given)
 
     def submit(self, given: bytes) -> None:
-        model = self.model
+        model, local = self.model, self.local
         queue = self.pick(model.queues, given[0])
-        on = model.queues.get(queue)
-        program = self.kin(model.programs, on, given[1])
-        source, target = self.kin(model.buffers, on, given[2], 4), self.kin(model.buffers, on, given[3], 8)
+        program = self.kin(model.programs, queue, given[1])
+        source, target = self.kin(model.buffers, queue, given[2], 4), self.kin(model.buffers, queue, given[3], 8)
         start = 0 if given[4] < 0xC0 else given[4] & 3
-        size = self.kind.size if self.local is None else 1 + given[4] % 16
-        faults = model.refuse_submit(queue, program, source, target, start, size)
-        late = NONE
-        if not faults:
-            reads, writes = model.buffers[source], model.buffers[target]
-            if reads is writes or reads.writers or writes.writers or writes.readers or self.local is None:
-                late = frozenset(
-                    {BUSY} if self.local else {BUSY, INVALID_ARGUMENT, strict.INCOMPATIBLE, RESOURCE_LIMIT}
-                )
-        body = _SUBMIT.pack(queue, program, 2, 0, 0)
-        body += _BINDING.pack(source, 0, size, 0, 1) + _BINDING.pack(target, start, size, 1, 2)
-        doubt = self.local.armed.get("submit") if self.local and not faults else None
-        answer = self.command(strict.SUBMIT, body, faults, late)
-        if answer.payload and not faults:
-            doubtful = isinstance(doubt, Doubt)
-            if doubtful is not (answer.status != OK):
-                raise Finding(f"SUBMIT came back with status {answer.status} and an event")
-            self.admitted(self.born(answer), queue, program, source, target, start, size, doubtful)
-        elif isinstance(doubt, Doubt) and not late and not self.lost:
+        size = self.sample.bytes if local is None else 1 + given[4] % 16
+        busy = source == target or model.is_in_use(source, False) or model.is_in_use(target, True)
+        late = IS_BUSY if busy else NONE
+        if local is None:
+            late = frozenset({BUSY, INVALID_ARGUMENT, INCOMPATIBLE, RESOURCE_LIMIT})
+        bindings = f.binding(source, 0, 1, size), f.binding(target, 1, 2, size, start)
+        doubtful = local is not None and isinstance(local.armed.get("submit"), Doubt)
+        done = self.command(f.SUBMIT, f.submission(queue, program, *bindings), late)
+        if isinstance(done.made, objects.Event):
+            if doubtful is not (done.answer.status != OK):
+                raise Finding(f"SUBMIT came back with status {done.answer.status} and an event")
+            done.made.doubtful = doubtful
+        elif doubtful and OK in done.allowed and not late and not self.lost:
             raise Finding("an indeterminate submission came back without its event")
-
-    def admitted(self, made: int, queue: int, program: int, source: int, target: int, start: int, size: int,
-                 doubtful: bool) -> None:  # fmt: skip
-        model = self.model
-        event = models.Event(
-            model.queues[queue], model.programs[program], model.buffers[source], model.buffers[target], start, size,
-            PENDING if self.local else UNKNOWN, doubtful=doubtful,
-        )  # fmt: skip
-        model.add_event(made, event)
-        if self.local is None:
-            event.target.data = None
 
     def complete(self, given: bytes) -> None:
         """The oldest submissions end, well or not."""
@@ -378,81 +314,46 @@ class Steps:
             self.model.end(event, FAILED if error else COMPLETE, error)
 
     def poll(self, given: bytes) -> None:
-        target = self.pick(self.model.events, given[0])
-        event = self.model.events.get(target)
-        answer = self.command(strict.POLL_EVENT, _ID.pack(target), NONE if event else models.STALE)
-        if event is not None and answer.status == OK:
-            state, error = answer.payload[0], int.from_bytes(answer.payload[2:4], "little")
-            self.seen(event, state, error)
-
-    def seen(self, event: models.Event, state: int, error: int) -> None:
-        if event.state == UNKNOWN:
-            if state != PENDING:
-                self.model.end(event, state, error)
-        elif (state, error) != (event.state, event.error):
-            raise Finding(f"an event is in state {state}, error {error}, should be {event.state}, {event.error}")
+        self.release(f.POLL, self.model.events, given)
 
     def cancel(self, given: bytes) -> None:
         target = self.pick(self.model.events, given[0])
         event = self.model.events.get(target)
-        faults, late = (NONE if event else models.STALE), NONE
-        if event is not None:
-            if event.state == UNKNOWN:
-                late = frozenset({BUSY, UNSUPPORTED})
-            elif event.state != PENDING or event.doubtful:
-                late = frozenset({BUSY} if self.local else {BUSY, UNSUPPORTED})
-        answer = self.command(strict.CANCEL_EVENT, _ID.pack(target), faults, late, quiet=False)
-        if event is not None and answer.status == OK:
-            if event.state not in (PENDING, UNKNOWN):
-                raise Finding("a terminal event was cancelled")
-            self.model.end(event, CANCELLED)
+        self.command(f.CANCEL, f.u64(target), IS_BUSY if event is not None and event.doubtful else NONE)
 
     def destroy_event(self, given: bytes) -> None:
-        target = self.pick(self.model.events, given[0])
-        event = self.model.events.get(target)
-        faults, late = (NONE if event else models.STALE), NONE
-        if event is not None and event.state in (PENDING, UNKNOWN):
-            late = frozenset({BUSY})
-        answer = self.command(strict.DESTROY_EVENT, _ID.pack(target), faults, late, quiet=False)
-        if event is not None and answer.status == OK:
-            if event.state == PENDING:
-                raise Finding("a pending event was destroyed")
-            if event.state == UNKNOWN:
-                self.model.end(event, FAILED)
-            self.model.remove_event(target)
+        self.release(f.DESTROY_EVENT, self.model.events, given)
 
     def info(self, given: bytes) -> None:
-        self.command(strict.GET_DEVICE_INFO, b"", NONE)
+        self.command(f.INFO, b"")
 
     def damaged(self, given: bytes) -> None:
         """A sound request with one fault in its frame or too little room: refused, and nothing changes."""
         model = self.model
+        context = self.pick(model.contexts, 0)
         bodies = (
-            (strict.CREATE_CONTEXT, bytes(8)),
-            (strict.ALLOCATE_BUFFER, _ALLOCATE.pack(self.pick(model.contexts, 0), 16, 16, 3, 15, 0)),
-            (strict.CREATE_QUEUE, _ID.pack(self.pick(model.contexts, 0)) + bytes(8)),
-            (strict.FREE_BUFFER, _ID.pack(self.pick(model.buffers, 0))),
-            (strict.LOAD_PROGRAM, load_body(self.pick(model.contexts, 0), self.kind)),
-            (strict.DESTROY_EVENT, _ID.pack(self.pick(model.events, 0))),
-        )
+            (f.CREATE_CONTEXT, bytes(8)), (f.ALLOCATE, f.allocation(context, 16, 15, model.limits.info.domain, 16)),
+            (f.CREATE_QUEUE, f.queue_of(context)), (f.FREE, f.u64(self.pick(model.buffers, 0))),
+            (f.LOAD, f.load(context, self.sample)), (f.DESTROY_EVENT, f.u64(self.pick(model.events, 0))),
+        )  # fmt: skip
         opcode, body = bodies[given[0] % len(bodies)]
-        frame, capacity, allowed = self.frame(opcode, body), 96, {INVALID_ARGUMENT}
+        frame, capacity = self.frame(opcode, body), CAPACITY
         match given[1] % 5:
             case 0:
-                frame, allowed = frame[:2] + bytes((1 << given[2] % 8, 0)) + frame[4:], {UNSUPPORTED}
+                frame = frame[:2] + bytes((1 << given[2] % 8, 0)) + frame[4:]
             case 1:
                 frame += b"\0"
             case 2:
                 frame = frame[:4] + (len(body) + 1 + given[2]).to_bytes(4, "little") + frame[8:]
             case 3:
-                capacity, allowed = 15 + strict.OK_PAYLOAD[opcode], {NOTHING}
+                capacity = 15 + f.OK_PAYLOAD[opcode]
             case 4:
-                frame, allowed = (0xF000 | given[2]).to_bytes(2, "little") + frame[2:], {UNSUPPORTED}
-        calls = self.local.backend.calls if self.local else 0
-        answer = self.read(opcode, self.bench.send(frame, capacity))
+                frame = (0xF000 | given[2]).to_bytes(2, "little") + frame[2:]
+        allowed = outcomes(frame, capacity, model) - {OK}
         if self.lost:
-            allowed = LOST if capacity >= 16 else {NOTHING}  # type: ignore[assignment]
-        self.must(opcode, answer.status, frozenset(allowed))
+            allowed = LOST if capacity >= 16 else frozenset({NOTHING})
+        calls = self.local.backend.calls if self.local else 0
+        self.must(opcode, self.exchange(frame, capacity), allowed)
         if self.local and self.local.backend.calls != calls:
             raise Finding(f"command {opcode:#06x}: the backend was asked although the frame is damaged")
 
@@ -481,11 +382,12 @@ class Steps:
         local, model = self.local, self.model
         if local is None or self.lost or given[0] > 0x20:
             return
-        faults = model.refuse_context()
-        reply = local.send(self.frame(strict.CREATE_CONTEXT, bytes(8)), 64, memoryview(bytes(64)))
+        request = self.frame(f.CREATE_CONTEXT, bytes(8))
+        refused = OK not in outcomes(request, 64, model)
+        answer = local.send(request, 64, memoryview(CANARIES[:64]))
         taken = local.taken()
-        if reply.used is not None:
-            if reply.used or not (faults or taken):
+        if answer is not None:
+            if answer.used or not (refused or taken):
                 raise Finding("a context was made and nobody was told, yet its head came back")
             self.lost = not local.running
             return
@@ -501,7 +403,7 @@ class Steps:
             return
         local, model = self.local, self.model
         if local is None:
-            self.bench.reset()
+            self.bed.reset()
             model.forget()
             return
         sound = not (self.lost or local.armed or any(event.doubtful for event in model.events.values()))
@@ -541,14 +443,13 @@ class Steps:
         if self.lost:
             return
         model, engine = self.model, local.device.engine
-        state = engine.state
-        counts = model.counts()
-        if (
-            len(state.contexts) != counts[0] or len(state.buffers) != counts[1] or len(state.programs) != counts[2]
-            or len(state.queues) != counts[3] or len(state.events) != counts[4]
-        ):  # fmt: skip
-            raise Finding(f"the device counts {state.counts}, the model {counts}")
-        if state.backing_bytes != model.backing or state.resident_bytes != model.resident:
+        state, counts = engine.state, model.counts()
+        seen = (
+            len(state.contexts), len(state.buffers), len(state.programs), len(state.queues), len(state.events),
+        )  # fmt: skip
+        if seen != counts:
+            raise Finding(f"the device counts {seen}, the model {counts}")
+        if (state.backing_bytes, state.resident_bytes) != (model.backing, model.resident):
             raise Finding(f"the device charges {state.retained}, the model {(model.backing, model.resident)}")
         if len(backend.live) != sum(counts) + len(model.loads) or engine.parked != len(model.loads):
             raise Finding(f"the backend holds {len(backend.live)} objects, the model {sum(counts) + len(model.loads)}")
@@ -559,20 +460,22 @@ def _offset(choice: int) -> int:
     return choice % 9 if choice < 0xC0 else PAGE - 8 + choice % 9 if choice < 0xE0 else choice
 
 
-def _outcome(taken: dict[str, Fault], late: frozenset[int]) -> frozenset[int]:
-    """The status that a command ends with when its calls met these faults, or `late` from the backend itself."""
+def _outcome(taken: dict[str, Fault], late: Outcomes) -> Outcomes:
+    """The status that a command ends with when its calls met these faults, else `late` from the backend itself."""
     for method, fault in taken.items():
         if isinstance(fault, Break) or (isinstance(fault, Doubt) and method in RELEASES):
             return LOST
         if isinstance(fault, Refuse) or (isinstance(fault, Doubt) and not late):
             return frozenset({int(fault.status)})
-    return late or frozenset({OK})
+    return late
 
 
 _Move: TypeAlias = Callable[[Steps, bytes], None]
+# How often each move is made, and whether it can be against somebody else's device. Submissions, and what makes them
+# possible, come often, or hardly an event would be pending when the other moves meet it.
 _WEIGHTS: Final[tuple[tuple[_Move, int, bool], ...]] = (
     (Steps.create_context, 6, True), (Steps.destroy_context, 12, True), (Steps.allocate, 20, True),
-    (Steps.free, 9, True), (Steps.write, 18, True), (Steps.read_buffer, 22, True), (Steps.load, 10, True),
+    (Steps.free, 9, True), (Steps.write, 18, True), (Steps.read, 22, True), (Steps.load, 10, True),
     (Steps.load_later, 8, False), (Steps.loads_end, 8, False), (Steps.unload, 5, True),
     (Steps.create_queue, 10, True), (Steps.destroy_queue, 3, True), (Steps.submit, 34, True),
     (Steps.complete, 14, False), (Steps.poll, 16, True), (Steps.cancel, 10, True),

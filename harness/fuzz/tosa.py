@@ -12,14 +12,14 @@ import resource
 import time
 import warnings
 import zlib
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from random import Random
 from struct import Struct
 from typing import Any, Final, NamedTuple
 
 from virtaccel.harness.fuzz import tosa_graphs
 from virtaccel.harness.fuzz.engine import gist
-from virtaccel.harness.fuzz.target import WORDS, Finding, mutate_bytes
+from virtaccel.harness.fuzz.target import WORDS, Finding, TargetBase, damaged
 from virtaccel.tosa_graph.flatbuffer import read
 from virtaccel.tosa_graph.graph import DType, Graph, Tensor, TosaError
 from virtaccel.tosa_graph.specialise import specialise
@@ -29,7 +29,6 @@ from virtaccel.tosa_graph.write import encode
 SECONDS: Final = 1.0
 MEMORY_KIB: Final = 100 << 10
 SEEDS: Final = 400
-LONGEST: Final = 1 << 16
 UNKNOWN: Final = -1
 _WORD: Final = Struct("<I")
 
@@ -51,15 +50,13 @@ def find_lowering() -> Lowering | None:
     return Lowering(lower, written_variables)
 
 
-class TosaTarget:
+class TosaTarget(TargetBase):
     """See the module."""
 
     name = "tosa"
-    unit = "inputs"
-    stride = 1
 
     def __init__(self) -> None:
-        self.features: set[Hashable] = set()
+        super().__init__()
         self._lower = find_lowering()
         self._seeds: list[bytes] = []
         warnings.simplefilter("ignore")  # numpy's, while constants are folded
@@ -75,12 +72,12 @@ class TosaTarget:
     def generate(self, random: Random) -> bytes:
         if random.random() < 0.05:
             return tosa_graphs.fresh(random)
-        return self.mutate(random.choice(self.seeds()), random)
+        return self._changed(random.choice(self.seeds()), random)
 
-    def mutate(self, data: bytes, random: Random) -> bytes:
+    def _changed(self, data: bytes, random: Random) -> bytes:
         """Mostly one or two words: a file of offsets that is cut anywhere is only ever refused for that."""
         if random.random() < 0.15 or len(data) < 64:
-            return mutate_bytes(data, random, random.choice((1, 2, 4)), LONGEST)
+            return damaged(data, random)
         out = bytearray(data)
         for _ in range(random.choice((1, 1, 1, 2, 3))):
             at = 4 * random.randrange(2, len(out) // 4)
@@ -179,9 +176,6 @@ class TosaTarget:
                 words = (3,) if tensor.dtype is DType.INT48 else ()
                 if tuple(port.shape) != tensor.shape + words:
                     raise Finding(f"a lowered {what} has shape {tuple(port.shape)}, the graph's {tensor.shape}")
-
-    def close(self) -> None:
-        return None
 
 
 def _known(graph: Graph) -> list[tuple[int, ...]]:

@@ -12,7 +12,6 @@ import mmap
 import os
 import socket
 import time
-from collections.abc import Hashable
 from pathlib import Path
 from random import Random
 from typing import Final
@@ -23,8 +22,7 @@ from virtaccel.device.ring_service import Device
 from virtaccel.device.vhost_user.guest import Settings
 from virtaccel.device.vhost_user.server import Connection
 from virtaccel.guest_tools.errors import Unavailable
-from virtaccel.harness.fuzz.frame import quiet
-from virtaccel.harness.fuzz.target import Finding, mutate_bytes
+from virtaccel.harness.fuzz.target import Finding, TargetBase, quiet
 from virtaccel.harness.fuzz.vhost_stream import BLOCK, PAGE, PATIENCE, Front, Stream
 
 RECORD: Final = 8
@@ -103,15 +101,14 @@ class _Remote:
         return None
 
 
-class VhostTarget:
+class VhostTarget(TargetBase):
     """See the module. `via` is empty, or vhost-user:PATH."""
 
     name = "vhost"
-    unit = "messages"
     stride = RECORD
 
     def __init__(self, via: str = "") -> None:
-        self.features: set[Hashable] = set()
+        super().__init__()
         way, _, path = via.partition(":")
         if via and (way != "vhost-user" or not path):
             raise Unavailable("vhost speaks to vhost-user:PATH")
@@ -130,9 +127,6 @@ class VhostTarget:
 
     def generate(self, random: Random) -> bytes:
         return random.randbytes(RECORD * random.randrange(6, LONGEST))
-
-    def mutate(self, data: bytes, random: Random) -> bytes:
-        return mutate_bytes(data, random, RECORD, RECORD * LONGEST)
 
     def execute(self, data: bytes) -> int:
         held = _descriptors()

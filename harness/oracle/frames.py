@@ -80,6 +80,11 @@ class Info(NamedTuple):
     def pack(self) -> bytes:
         return _INFO.pack(*self)
 
+    @property
+    def domain(self) -> int:
+        """A memory domain that the device has."""
+        return next((domain for domain, bit in DOMAIN_CAPABILITY.items() if self.capabilities & bit), HOST)
+
     def faults(self) -> list[str]:
         """What 5.1 does not allow."""
         domains = sum(DOMAIN_CAPABILITY.values())

@@ -66,7 +66,8 @@ def main() -> None:
     target = make(name)
     if edits:
         assert isinstance(sys.modules[module].__loader__, Patched), f"{name} does not use {module}"
-    tally = Fuzzer(target, seed=1).run(Limits(seconds=float(seconds), findings=1))
+    tally = Fuzzer(target)
+    tally.run(1, Limits(seconds=float(seconds), findings=1))
     found = [found.what for found in tally.findings]
     print(json.dumps({"found": found, "seconds": tally.seconds, "inputs": tally.inputs, "steps": tally.steps}))
 

@@ -23,7 +23,7 @@ from virtaccel.cli.main import main
 from virtaccel.harness.conformance import pool, report
 from virtaccel.harness.conformance.case import Case, load, target_of
 from virtaccel.harness.conformance.judge import Failure, Outcome, Outputs, Refusal, System
-from virtaccel.harness.conformance.pool import Bench, Work
+from virtaccel.harness.conformance.pool import TestBed, Work
 from virtaccel.harness.conformance.suite import Entry, Selection, Suite, obtain, sample
 from virtaccel.harness.conformance.tools import Generator, Tools, find_tools, storage
 from virtaccel.tosa_graph.elements import pack
@@ -117,8 +117,8 @@ class Fixed:
         return self._answer
 
 
-def bench(suite: Suite, tools: Tools, system: System) -> Bench:
-    return Bench(Work(suite.folder, tools), system)
+def bed_of(suite: Suite, tools: Tools, system: System) -> TestBed:
+    return TestBed(Work(suite.folder, tools), system)
 
 
 def chosen(suite: Suite, operator: str, negative: bool = False, types: str = "") -> Entry:
@@ -129,7 +129,7 @@ def test_reference_model_passes_every_positive_and_negative_test(suite: Suite, t
     entries = sample(suite.entries, 40)
     assert {entry.operator for entry in entries} == set(OPERATORS)
     assert any(entry.negative for entry in entries)
-    judged = bench(suite, tools, ReferenceSystem(tools))
+    judged = bed_of(suite, tools, ReferenceSystem(tools))
     verdicts = {entry.name: judged.verdict(entry) for entry in entries}
     assert {name: verdict for name, verdict in verdicts.items() if verdict.outcome != Outcome.PASSED} == {}
 
@@ -144,25 +144,25 @@ def test_one_wrong_element_is_wrong(suite: Suite, tools: Tools, operator: str, t
         data[-1] ^= 0x70
 
     entry = chosen(suite, operator, types=types)
-    verdict = bench(suite, tools, Spoilt(ReferenceSystem(tools), flip)).verdict(entry)
+    verdict = bed_of(suite, tools, Spoilt(ReferenceSystem(tools), flip)).verdict(entry)
     assert verdict.outcome == Outcome.WRONG
     assert "1 of" in verdict.reason or "differ" in verdict.reason
 
 
 def test_answer_of_another_size_is_wrong(suite: Suite, tools: Tools) -> None:
     entry = chosen(suite, "CLZ")
-    assert bench(suite, tools, Fixed(Outputs([b"\0" * 3]))).verdict(entry).outcome == Outcome.WRONG
+    assert bed_of(suite, tools, Fixed(Outputs([b"\0" * 3]))).verdict(entry).outcome == Outcome.WRONG
 
 
 def test_failed_submission_is_wrong_and_refusal_is_refused(suite: Suite, tools: Tools) -> None:
     entry = chosen(suite, "CLZ")
-    assert bench(suite, tools, Fixed(Failure("no"))).verdict(entry).outcome == Outcome.WRONG
-    refused = bench(suite, tools, Fixed(Refusal("CLZ: not run"))).verdict(entry)
+    assert bed_of(suite, tools, Fixed(Failure("no"))).verdict(entry).outcome == Outcome.WRONG
+    refused = bed_of(suite, tools, Fixed(Refusal("CLZ: not run"))).verdict(entry)
     assert refused == (Outcome.REFUSED, "CLZ: not run")
 
 
 def test_negative_test_that_is_admitted_is_wrong(suite: Suite, tools: Tools) -> None:
-    verdict = bench(suite, tools, Fixed(Outputs([]))).verdict(chosen(suite, "MATMUL", negative=True))
+    verdict = bed_of(suite, tools, Fixed(Outputs([]))).verdict(chosen(suite, "MATMUL", negative=True))
     assert verdict.outcome == Outcome.WRONG
     assert "admitted" in verdict.reason
 
