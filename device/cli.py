@@ -8,6 +8,7 @@ from them; the backend comes by entry point (group `virtaccel.backends`) and is 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import logging
 import os
@@ -57,6 +58,13 @@ def _parse_bytes(text: str) -> int:
     return int(text[:-1] if unit else text) << 10 * unit
 
 
+def _option(text: str) -> tuple[str, str]:
+    try:
+        return installed.parse_option(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 def arguments() -> argparse.ArgumentParser:
     """The options, in groups as `--help` shows them."""
     parser = argparse.ArgumentParser(
@@ -84,7 +92,7 @@ def arguments() -> argparse.ArgumentParser:
     what.add_argument("--device", help="the backend's own device name, such as CPU or GPU (its choice)")
     what.add_argument("--list-backends", action="store_true", help="print the installed backends and exit")
     what.add_argument(
-        "--option", metavar="NAME=VALUE", action="append", default=[], type=installed.parse_option,
+        "--option", metavar="NAME=VALUE", action="append", default=[], type=_option,
         help="something to tell the backend, once for each; `virtaccel info --backends` lists what there is",
     )
     what.add_argument(
@@ -143,6 +151,10 @@ def arguments() -> argparse.ArgumentParser:
         help="refuse guest memory whose owner could shrink it, which would end this process (SIGBUS); for several "
         "sockets unless told otherwise, since one front end could end the service of all",
     )
+    parser.add_argument(
+        "--ready-fd", metavar="FDNUM", type=int,
+        help="an inherited descriptor to write a line to, and close, once every socket is served",
+    )
     parser.add_argument("--log-level", choices=LEVELS, default="info", help="(info)")
     return parser
 
@@ -180,6 +192,11 @@ def _settings(options: argparse.Namespace) -> Settings:
         raise ConfigError("--threads is at least 1")
     if options.turn < 1 or options.poll_us < 0:
         raise ConfigError("--turn is at least 1 and --poll-us not below 0")
+    if options.ready_fd is not None:
+        try:
+            os.set_inheritable(options.ready_fd, False)  # a worker that held it open would hide this process's end
+        except OSError as error:
+            raise ConfigError(f"--ready-fd {options.ready_fd}: {error.strerror}") from error
     several = len(options.socket_path) + len(options.sockets) > 1
     sealed = several if options.require_sealed is None else options.require_sealed
     return Settings(options.queue_size, sealed, options.turn, options.poll_us / 1e6, wary=several)
@@ -250,9 +267,18 @@ def _serve(options: argparse.Namespace) -> None:
     for source, device, each in zip(sources, devices, logs, strict=True):
         server.add(source, device, each)
     try:
+        _tell_ready(options.ready_fd)
         server.run()
     finally:
         end()
+
+
+def _tell_ready(descriptor: int | None) -> None:
+    """Once every socket is served. Whoever asked may have gone; that is no reason not to serve."""
+    if descriptor is not None:
+        with contextlib.suppress(OSError):
+            os.write(descriptor, b"ready\n")
+        os.close(descriptor)
 
 
 def _early(_number: int, _frame: FrameType | None) -> None:

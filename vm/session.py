@@ -1,26 +1,22 @@
 """Daemon and machine together: everything that one run starts, and that everything ends with it.
 
-Knows how to start `vhost-user-accel` and wait for its socket. One daemon serves one machine here; several sessions at
-once are several folders, sockets and processes.
+One daemon serves one machine here; several sessions at once are several folders, sockets and processes.
 """
 
 from __future__ import annotations
 
 import shutil
-import sys
 import tempfile
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 
+from virtaccel.device.launcher import Daemon, DaemonFailed
 from virtaccel.processes.child import Child
 from virtaccel.vm import commands, qemu
 from virtaccel.vm.machine import Machine, MachineError, base_arguments, write_initrd
-
-LISTEN_S = 20.0
 
 
 @dataclass(frozen=True)
@@ -49,7 +45,10 @@ class VmSession:
             self.accelerator = options.accelerator or qemu.accelerator(self.sysroot, progress)
             socket = self.folder / "accel.sock"
             self.pairing = commands.Pairing(socket, options.memory_mib, options.virtio_id)
-            self.daemon = self._stack.enter_context(_stopping(start_daemon([socket], self.folder, options.daemon)))
+            self.daemon = self._stack.enter_context(Daemon([socket], self.folder / "daemon.log", *options.daemon))
+        except DaemonFailed as error:
+            self._stack.close()
+            raise MachineError(str(error)) from error
         except BaseException:
             self._stack.close()
             raise
@@ -104,30 +103,3 @@ class VmSession:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def start_daemon(sockets: Sequence[Path], folder: Path, arguments: Sequence[str] = ()) -> Child:
-    """Start vhost-user-accel and wait until it listens on all sockets, each a device of its own. Raises MachineError
-    with its last words."""
-    command = [sys.executable, "-m", "virtaccel.device.cli", "--sockets", *map(str, sockets), *arguments]
-    child = Child("vhost-user-accel", command, folder / "daemon.log")
-    limit = time.monotonic() + LISTEN_S
-    while not all(socket.exists() for socket in sockets):
-        if child.status is not None or time.monotonic() > limit:
-            child.stop()
-            raise MachineError(f"vhost-user-accel did not start:\n{child.tail()}")
-        time.sleep(0.02)
-    return child
-
-
-class _stopping:
-    """A child that ends with the block."""
-
-    def __init__(self, child: Child) -> None:
-        self._child = child
-
-    def __enter__(self) -> Child:
-        return self._child
-
-    def __exit__(self, *_: object) -> None:
-        self._child.stop()

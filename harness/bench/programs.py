@@ -5,28 +5,23 @@ Random weights make an artifact like no other, so that nothing compiled before c
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
+from virtaccel.device.launcher import Daemon, DaemonFailed
 from virtaccel.device.wire import EventState
 from virtaccel.guest_tools.arrays.accelerator import Accelerator
 from virtaccel.guest_tools.arrays.program import Program
 from virtaccel.guest_tools.client import Event, PackedBindings, status_name
 from virtaccel.guest_tools.errors import ExecutionFailed, Unavailable
-from virtaccel.guest_tools.transport.base import TransportError
-from virtaccel.guest_tools.transport.vhost_user import VhostUserTransport
 from virtaccel.tosa_graph.graph import DType, Op
 from virtaccel.tosa_graph.write import GraphWriter
 
 ELEMENTS = 8
-_START_SECONDS = 60.0
 
 
 def add() -> bytes:
@@ -67,27 +62,10 @@ def daemon(*options: str, backend: str = "openvino", device: str | None = None) 
     """A `vhost-user-accel` of its own; the path of its socket. Raises Unavailable if it does not start."""
     chosen = ["--device", device] if device is not None else []
     with tempfile.TemporaryDirectory(prefix="virtaccel-bench-") as folder:
-        path = str(Path(folder) / "accel.sock")
-        command = [sys.executable, "-m", "virtaccel.device.cli", "--backend", backend, "--socket-path", path]
-        process = subprocess.Popen(
-            [*command, "--log-level", "error", *chosen, *options], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
-        )
+        path, log = Path(folder) / "accel.sock", Path(folder) / "daemon.log"
         try:
-            _await(path, process)
-            yield path
-        finally:
-            process.terminate()
-            process.wait()
-
-
-def _await(path: str, process: subprocess.Popen[bytes]) -> None:
-    """Until the daemon answers a front end."""
-    end = time.monotonic() + _START_SECONDS
-    while True:
-        try:
-            VhostUserTransport(path, timeout=_START_SECONDS).close()
-            return
-        except TransportError as error:
-            if process.poll() is not None or time.monotonic() > end:
-                raise Unavailable(f"vhost-user-accel does not start: {error}") from error
-            time.sleep(0.02)
+            running = Daemon([path], log, "--backend", backend, "--log-level", "error", *chosen, *options)
+        except DaemonFailed as error:
+            raise Unavailable(str(error)) from error
+        with running:
+            yield str(path)

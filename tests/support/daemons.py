@@ -10,13 +10,13 @@ import mmap
 import os
 import select
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
+from virtaccel.device import launcher
 from virtaccel.device.front_end import MemoryRegion
 from virtaccel.device.vhost_user import message as m
 from virtaccel.device.vhost_user.message import Request
@@ -29,11 +29,11 @@ GUEST = 0x1000_0000
 USER = 0x7000_0000_0000
 FRAMES_AT = 0x10000
 MEMORY_BYTES = 0x40000
-_SERVING = "vhost-user-accel INFO: vhost-user-accel"
 
 
 class Daemon:
-    """`vhost-user-accel` (or another program of this project) as a child process with its log in a file."""
+    """`vhost-user-accel` (or another program of this project) as a child process, with the looks at it that tests need.
+    """
 
     def __init__(self, folder: Path, *options: str, backend: str = "reference", program: Sequence[str] = ()) -> None:
         self.path = str(folder / "accel.sock")
@@ -44,14 +44,17 @@ class Daemon:
         self.start()
 
     def start(self) -> None:
-        chosen = [*self._program] or [sys.executable, "-m", "virtaccel.device.cli", "--backend", self._backend]
-        where = [] if self._options and self._options[0] == "--sockets" else ["--socket-path", self.path]
-        starts = self.log().count(_SERVING) if self.log_file.exists() else 0
-        with open(self.log_file, "ab") as log:
-            self.process = subprocess.Popen(
-                [*chosen, *where, "--log-level", "debug", *self._options], stderr=log, stdin=subprocess.DEVNULL
-            )
-        wait_until(lambda: self.log().count(_SERVING) > starts, "the daemon serves", self)
+        """Once more, after its end."""
+        sockets, options = [self.path], self._options
+        if options[:1] == ("--sockets",):
+            count = next((n for n, word in enumerate(options[1:]) if word.startswith("--")), len(options) - 1)
+            sockets, options = list(options[1 : count + 1]), options[count + 1 :]
+        words = ["--log-level", "debug", *options]
+        if self._program:
+            self._child = launcher.Daemon(sockets, self.log_file, *words, program=self._program)
+        else:
+            self._child = launcher.Daemon(sockets, self.log_file, "--backend", self._backend, *words)
+        self.process = self._child.process
 
     def log(self) -> str:
         return self.log_file.read_text(errors="replace")
@@ -89,16 +92,11 @@ class Daemon:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self.alive():
-            self.process.terminate()
-            try:
-                self.process.wait(5.0)
-            except subprocess.TimeoutExpired:
-                self.kill()
-                if error is None:
-                    raise
+        alive = self.alive()
+        obeyed = self._child.stop() != -signal.SIGKILL or not alive or kind is not None
         if error is not None:
             print(self.log()[-4000:], file=sys.stderr)
+        assert obeyed, "SIGTERM does not end the daemon"
 
 
 def wait_until(condition: object, what: str, daemon: Daemon | None = None, timeout: float = PATIENCE) -> None:

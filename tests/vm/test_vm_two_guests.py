@@ -12,12 +12,12 @@ from typing import NamedTuple
 import pytest
 from guests import assert_dead, status_of
 
+from virtaccel.device.launcher import Daemon
 from virtaccel.processes.child import Child
 from virtaccel.vm import qemu
 from virtaccel.vm.commands import Pairing
 from virtaccel.vm.machine import GuestFailure, Machine
 from virtaccel.vm.qemu import Sysroot
-from virtaccel.vm.session import start_daemon
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(400)]
 LOST_AFTER_S = 4.0
@@ -36,7 +36,7 @@ def pair(
     accelerator = qemu.accelerator(sysroot)
     with ExitStack() as stack:
         sockets = [short_folder / f"{name}.sock" for name in "ab"]
-        daemon = start_daemon(sockets, short_folder)
+        daemon = Daemon(sockets, short_folder / "daemon.log")
         stack.callback(daemon.stop)
         guests = []
         for socket in sockets:
