@@ -1,10 +1,13 @@
-"""What every test may use: the folder of shared models and vectors, and a guard on how the packages are imported."""
+"""What every test may use: the folder of shared models and vectors, a guard on how the packages are imported, and the
+machine for itself where two tests run at a time."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,33 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = (
     "backend_openvino", "cli", "device", "guest_tools", "harness", "processes", "tosa_graph", "virtqueue", "vm",
 )
+
+
+@contextmanager
+def _locked(path: Path, how: int) -> Iterator[None]:
+    with path.open() as file:
+        fcntl.flock(file, how)
+        try:
+            yield
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)  # said aloud: a process that was forked meanwhile has the file open, too
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # first, so that waiting is none of the test's own time limit
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Tests marked `alone` measure times: under pytest-xdist nothing else runs beside them. The machine is a lock that
+    all others share, and whoever waits for it stands in the door: else others could go in past it for ever."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return (yield)
+    alone = item.get_closest_marker("alone") is not None
+    door, machine = ROOT / "pyproject.toml", ROOT / "README.md"  # any two files that are there
+    with _locked(door, fcntl.LOCK_EX):
+        inside = _locked(machine, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        inside.__enter__()
+    try:
+        return (yield)
+    finally:
+        inside.__exit__(None, None, None)
 
 
 @pytest.fixture(scope="session")

@@ -33,7 +33,7 @@ NUMPY: dict[DType, type[np.generic]] = {
 }
 
 
-def check(tosa: bytes, *inputs: np.ndarray) -> None:
+def assert_like_reference(tosa: bytes, *inputs: np.ndarray) -> None:
     for got, want in zip(lowered.run(tosa, inputs), oracle.reference(tosa, inputs), strict=True):
         np.testing.assert_array_equal(got, want)
 
@@ -62,7 +62,7 @@ def test_cond_if_passes_on_and_exchanges(dtype: DType) -> None:
     rng = np.random.default_rng(1)
     a, b = (rng.integers(0, 2, (2, 3)).astype(NUMPY[dtype]) for _ in range(2))
     for condition in (True, False):
-        check(choice(dtype), np.array([condition]), a, b)
+        assert_like_reference(choice(dtype), np.array([condition]), a, b)
 
 
 def test_cond_if_in_cond_if() -> None:
@@ -85,7 +85,7 @@ def test_cond_if_in_cond_if() -> None:
     )
     x_values = np.array([1, -7, 1 << 30], np.int32) // 2
     for flags in ((True, True), (True, False), (False, True)):
-        check(writer.to_bytes(), *(np.array(flag) for flag in flags), x_values)
+        assert_like_reference(writer.to_bytes(), *(np.array(flag) for flag in flags), x_values)
 
 
 # ---- WHILE_LOOP
@@ -119,7 +119,7 @@ def test_while_loop_exchanges_values_at_any_number_of_iterations(dtype: DType) -
     rng = np.random.default_rng(1)
     values = [rng.integers(0, 2, (2, 3)).astype(NUMPY[dtype]) for _ in range(3)]
     for start in (9, 4, 3, 2, 1, 0):
-        check(exchanging(dtype), np.array(start, np.int32), *values)
+        assert_like_reference(exchanging(dtype), np.array(start, np.int32), *values)
 
 
 @pytest.mark.parametrize("dtype", [DType.FP16, DType.BF16])
@@ -140,7 +140,7 @@ def test_short_floats_are_rounded_in_every_iteration(dtype: DType) -> None:
     highest = 12 if dtype is DType.FP16 else 120
     x_values, y_values = (rng.normal(size=spec[0]) * 2.0 ** rng.uniform(-6, highest, spec[0]) for _ in range(2))
     narrow = [unpack(pack(values.astype(np.float32), dtype), dtype, spec[0]) for values in (x_values, y_values)]
-    check(writer.to_bytes(), np.array(0, np.int32), *narrow)
+    assert_like_reference(writer.to_bytes(), np.array(0, np.int32), *narrow)
 
 
 def counting(limit: int, step: int = 1) -> bytes:
@@ -174,7 +174,7 @@ def test_while_loop_in_a_loop_and_behind_a_layout() -> None:
     more = inner.operator(Op.ADD, [count, inner.constant(np.array(1, np.int32))], COUNT)
     inner.output(more, inner.operator(Op.ADD, [x, x], I32))
     loop_regions(writer, ("count", "x"), specs, 3)
-    check(writer.to_bytes(), np.array(0, np.int32), np.array([1, 2, -3], np.int32))
+    assert_like_reference(writer.to_bytes(), np.array(0, np.int32), np.array([1, 2, -3], np.int32))
 
 
 def test_regions_called_from_many_places_do_not_explode() -> None:

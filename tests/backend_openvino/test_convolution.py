@@ -19,7 +19,7 @@ def random(seed: int, shape: tuple[int, ...], dtype: DType) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=shape).astype(NUMPY[dtype])
 
 
-def check(tosa: bytes, inputs: list[np.ndarray], dtype: DType) -> None:
+def assert_like_reference(tosa: bytes, inputs: list[np.ndarray], dtype: DType) -> None:
     """Within a few units of the type's last place of the largest output."""
     [got], [want] = lowered.run(tosa, inputs), oracle.reference(tosa, inputs)
     bound = {DType.FP32: 2e-6, DType.FP16: 1e-3}[dtype] * max(float(np.abs(want).max()), 1.0)
@@ -56,7 +56,7 @@ def test_conv2d(dtype: DType, constant_weights: bool) -> None:
         Op.CONV2D, dtype, (2, 9, 8, 5), (7, 3, 2, 5), (2, 5, 8, 7), 7, constant_weights,
         pad=[1, 1, 2, 1], stride=[2, 1], dilation=[1, 3],
     )  # fmt: skip
-    check(tosa, inputs, dtype)
+    assert_like_reference(tosa, inputs, dtype)
 
 
 @pytest.mark.parametrize("bias", [1, 6])
@@ -65,7 +65,7 @@ def test_conv2d_over_maps_of_one_point(bias: int) -> None:
         Op.CONV2D, DType.FP32, (3, 1, 1, 5), (6, 1, 1, 5), (3, 1, 1, 6), bias,
         pad=[0] * 4, stride=[1, 1], dilation=[1, 1],
     )  # fmt: skip
-    check(tosa, inputs, DType.FP32)
+    assert_like_reference(tosa, inputs, DType.FP32)
 
 
 def test_conv2d_of_one_point_with_stride_and_padding_behind_another_operator() -> None:
@@ -77,7 +77,7 @@ def test_conv2d_of_one_point_with_stride_and_padding_behind_another_operator() -
     zero = writer.constant(np.zeros(1, np.float32))
     window = {"pad": [1, 1, 1, 0], "stride": [1, 2], "dilation": [1, 1], "acc_type": DType.FP32}
     writer.output(writer.operator(Op.CONV2D, [moved, w, b, zero, zero], ((1, 13, 7, 5), DType.FP32), window))
-    check(writer.to_bytes(), [random(1, (1, 11, 12, 8), DType.FP32)], DType.FP32)
+    assert_like_reference(writer.to_bytes(), [random(1, (1, 11, 12, 8), DType.FP32)], DType.FP32)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -86,7 +86,7 @@ def test_conv3d(dtype: DType) -> None:
         Op.CONV3D, dtype, (1, 4, 6, 5, 3), (4, 2, 3, 2, 3), (1, 3, 6, 3, 4), 4,
         pad=[0, 0, 1, 1, 1, 0], stride=[1, 1, 2], dilation=[1, 1, 1],
     )  # fmt: skip
-    check(tosa, inputs, dtype)
+    assert_like_reference(tosa, inputs, dtype)
 
 
 @pytest.mark.parametrize("multiplier", [1, 3])
@@ -96,7 +96,7 @@ def test_depthwise_conv2d(dtype: DType, multiplier: int) -> None:
         Op.DEPTHWISE_CONV2D, dtype, (2, 7, 6, 4), (3, 2, 4, multiplier), (2, 7, 3, 4 * multiplier), 4 * multiplier,
         pad=[1, 1, 0, 0], stride=[1, 2], dilation=[1, 1],
     )  # fmt: skip
-    check(tosa, inputs, dtype)
+    assert_like_reference(tosa, inputs, dtype)
 
 
 @pytest.mark.parametrize("bias", [1, 4])
@@ -107,7 +107,7 @@ def test_depthwise_conv2d_of_one_point(dtype: DType, constant_weights: bool, bia
         Op.DEPTHWISE_CONV2D, dtype, (2, 7, 6, 4), (1, 1, 4, 1), (2, 7, 6, 4), bias, constant_weights,
         pad=[0] * 4, stride=[1, 1], dilation=[1, 1],
     )  # fmt: skip
-    check(tosa, inputs, dtype)
+    assert_like_reference(tosa, inputs, dtype)
 
 
 def test_depthwise_conv2d_of_one_point_rounds_apart_from_what_is_around_it() -> None:
@@ -132,7 +132,7 @@ def test_transpose_conv2d(out_pad: tuple[int, ...]) -> None:
         Op.TRANSPOSE_CONV2D, DType.FP32, (2, 4, 3, 5), (6, 3, 4, 5), (2, height, width, 6), 6,
         out_pad=list(out_pad), stride=[2, 1],
     )  # fmt: skip
-    check(tosa, inputs, DType.FP32)
+    assert_like_reference(tosa, inputs, DType.FP32)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -141,7 +141,7 @@ def test_avg_pool2d_does_not_count_padding(dtype: DType) -> None:
     x, zero = writer.input("x", (2, 7, 6, 3), dtype), writer.constant(np.zeros(1, NUMPY[dtype]))
     attributes = {"kernel": [3, 2], "stride": [2, 2], "pad": [1, 1, 1, 1], "acc_type": DType.FP32}
     writer.output(writer.operator(Op.AVG_POOL2D, [x, zero, zero], ((2, 4, 4, 3), dtype), attributes))
-    check(writer.to_bytes(), [random(1, (2, 7, 6, 3), dtype)], dtype)
+    assert_like_reference(writer.to_bytes(), [random(1, (2, 7, 6, 3), dtype)], dtype)
 
 
 def matmul(

@@ -17,7 +17,7 @@ from virtaccel.tosa_graph.write import Attribute, GraphWriter, Spec
 Operand = tuple[Array, DType]
 
 
-def check(
+def assert_like_reference(
     op: Op, inputs: Sequence[Operand], told: Sequence[Operand], out: Spec, attributes: Mapping[str, Attribute]
 ) -> None:
     """Against the reference model on constants: `told` as constants, then as inputs."""
@@ -44,14 +44,14 @@ def test_mul_shift(shift: int) -> None:
     fits = np.abs(exact >> shift) < 1 << 31
     a, b = a[fits], b[fits]
     told = [(np.array([shift], np.int8), DType.INT8)]
-    check(Op.MUL, [(a, DType.INT32), (b, DType.INT32)], told, (a.shape, DType.INT32), {})
+    assert_like_reference(Op.MUL, [(a, DType.INT32), (b, DType.INT32)], told, (a.shape, DType.INT32), {})
 
 
 def test_negate_zero_points() -> None:
     data = np.arange(-128, 128).astype(np.int8)
     for zeros in ((-128, 127), (0, 0), (127, 127)):
         told = [(np.array([zero], np.int8), DType.INT8) for zero in zeros]
-        check(Op.NEGATE, [(data, DType.INT8)], told, (data.shape, DType.INT8), {})
+        assert_like_reference(Op.NEGATE, [(data, DType.INT8)], told, (data.shape, DType.INT8), {})
 
 
 @pytest.mark.parametrize("double", [False, True])
@@ -69,4 +69,4 @@ def test_rescale(per_channel: bool, double: bool) -> None:
         (multipliers, DType.INT32), (shifts, DType.INT8), (np.zeros(1, np.int32), DType.INT32),
         (np.array([-100], np.int8), DType.INT8),
     ]  # fmt: skip
-    check(Op.RESCALE, [(data, DType.INT32)], told, (data.shape, DType.INT8), attributes)
+    assert_like_reference(Op.RESCALE, [(data, DType.INT32)], told, (data.shape, DType.INT8), attributes)

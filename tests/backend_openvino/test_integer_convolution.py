@@ -32,7 +32,7 @@ def numbers(seed: int, shape: tuple[int, ...], dtype: DType, extreme: bool = Fal
     return drawn.astype(NUMPY[dtype])
 
 
-def check(tosa: bytes, *inputs: np.ndarray) -> None:
+def assert_like_reference(tosa: bytes, *inputs: np.ndarray) -> None:
     for got, want in zip(lowered.run(tosa, inputs), oracle.reference(tosa, inputs), strict=True):
         np.testing.assert_array_equal(got, want)
 
@@ -60,13 +60,13 @@ def convolve(
     points = [writer.constant(np.array([zero]), dtype) for zero, dtype in zip(zeros, types, strict=True)]
     attributes["acc_type"] = accumulator
     writer.output(writer.operator(op, [x, w, b, *points], (out, accumulator), attributes))  # type: ignore[arg-type]
-    check(writer.to_bytes(), numbers(1, data, types[0], extreme), *([] if constant else [weights]))
+    assert_like_reference(writer.to_bytes(), numbers(1, data, types[0], extreme), *([] if constant else [weights]))
 
 
 FLAT = {"pad": [0] * 4, "stride": [1, 1], "dilation": [1, 1]}
 
 
-def dynamic_zeros(op: Op, x: tuple[int, ...], w: tuple[int, ...], out: tuple[int, ...], **attributes: object) -> None:
+def assert_dynamic(op: Op, x: tuple[int, ...], w: tuple[int, ...], out: tuple[int, ...], **attributes: object) -> None:
     """Zero points that only a call tells: the same as constant ones give."""
     results = []
     data, weights = numbers(1, x, DType.INT8, True), numbers(2, w, DType.INT8, True)
@@ -87,12 +87,12 @@ def dynamic_zeros(op: Op, x: tuple[int, ...], w: tuple[int, ...], out: tuple[int
 
 
 def test_zero_points_that_only_a_call_tells() -> None:
-    dynamic_zeros(Op.CONV2D, (1, 5, 4, 70), (3, 3, 3, 70), (1, 5, 4, 3), pad=[1] * 4, stride=[1, 1], dilation=[1, 1])
-    dynamic_zeros(
+    assert_dynamic(Op.CONV2D, (1, 5, 4, 70), (3, 3, 3, 70), (1, 5, 4, 3), pad=[1] * 4, stride=[1, 1], dilation=[1, 1])
+    assert_dynamic(
         Op.DEPTHWISE_CONV2D, (1, 22, 21, 2), (20, 20, 2, 1), (1, 3, 2, 2), pad=[0] * 4, stride=[1, 1], dilation=[1, 1]
     )
-    dynamic_zeros(Op.TRANSPOSE_CONV2D, (1, 4, 3, 5), (6, 3, 4, 5), (1, 9, 6, 6), out_pad=[0] * 4, stride=[2, 1])
-    dynamic_zeros(Op.MATMUL, (1, 2, 700), (1, 700, 3), (1, 2, 3))
+    assert_dynamic(Op.TRANSPOSE_CONV2D, (1, 4, 3, 5), (6, 3, 4, 5), (1, 9, 6, 6), out_pad=[0] * 4, stride=[2, 1])
+    assert_dynamic(Op.MATMUL, (1, 2, 700), (1, 700, 3), (1, 2, 3))
 
 
 @pytest.mark.parametrize("constant", [True, False])
@@ -176,7 +176,7 @@ def test_padding_counts_as_the_zero_point() -> None:
     none = writer.constant(np.zeros(1, np.int8))
     attributes = {**FLAT, "acc_type": DType.INT32}
     writer.output(writer.operator(Op.CONV2D, [padded, w, b, zero, none], ((1, 3, 3, 4), DType.INT32), attributes))
-    check(writer.to_bytes(), numbers(1, (1, 3, 3, 2), DType.INT8))
+    assert_like_reference(writer.to_bytes(), numbers(1, (1, 3, 3, 2), DType.INT8))
 
 
 @pytest.mark.parametrize("extreme", [False, True])
@@ -189,7 +189,7 @@ def test_avg_pool2d(dtype: DType, pad: int, extreme: bool) -> None:
     x = writer.input("x", (2, 8, 7, 3), dtype)
     attributes = {"kernel": [4, 3], "stride": [2, 2], "pad": [pad] * 4, "acc_type": DType.INT32}
     writer.output(writer.operator(Op.AVG_POOL2D, [x, *points], ((2, 3 + pad, 3 + pad, 3), dtype), attributes))
-    check(writer.to_bytes(), numbers(1, (2, 8, 7, 3), dtype, extreme))
+    assert_like_reference(writer.to_bytes(), numbers(1, (2, 8, 7, 3), dtype, extreme))
 
 
 def test_avg_pool2d_of_more_than_fp32_holds() -> None:
@@ -200,7 +200,7 @@ def test_avg_pool2d_of_more_than_fp32_holds() -> None:
     writer.output(writer.operator(Op.AVG_POOL2D, [x, zero, zero], ((1, 1, 1, 2), DType.INT16), attributes))
     data = numbers(1, (1, 40, 40, 2), DType.INT16)
     data[..., 1] = 32767
-    check(writer.to_bytes(), data)
+    assert_like_reference(writer.to_bytes(), data)
 
 
 def test_max_pool2d_int16() -> None:
@@ -208,7 +208,7 @@ def test_max_pool2d_int16() -> None:
     x = writer.input("x", (1, 4, 6, 2), DType.INT16)
     attributes = {"kernel": [2, 3], "stride": [1, 1], "pad": [1, 0, 1, 1], "nan_mode": 1}
     writer.output(writer.operator(Op.MAX_POOL2D, [x], ((1, 4, 6, 2), DType.INT16), attributes))
-    check(writer.to_bytes(), numbers(1, (1, 4, 6, 2), DType.INT16) // 4 - 24000)
+    assert_like_reference(writer.to_bytes(), numbers(1, (1, 4, 6, 2), DType.INT16) // 4 - 24000)
 
 
 @pytest.mark.parametrize("depth", [1, 258, 259, 1031])
@@ -218,7 +218,7 @@ def test_matmul_int16(depth: int) -> None:
     a, b = writer.input("a", (2, 3, depth), DType.INT16), writer.input("b", (2, depth, 4), DType.INT16)
     writer.output(writer.operator(Op.MATMUL, [a, b, zero, zero], ((2, 3, 4), DType.INT48)))
     tosa = writer.to_bytes()
-    check(tosa, numbers(1, (2, 3, depth), DType.INT16), numbers(2, (2, depth, 4), DType.INT16))
+    assert_like_reference(tosa, numbers(1, (2, 3, depth), DType.INT16), numbers(2, (2, depth, 4), DType.INT16))
     worst = np.full((2, 3, depth), -32768, np.int16), np.full((2, depth, 4), -32768, np.int16)
     assert (lowered.run(tosa, worst)[0] == depth << 30).all()
 

@@ -83,7 +83,7 @@ def _bounded(operator: Operator, inputs: list[Array], got: Array) -> tuple[Array
     return None
 
 
-def _check(path: Path) -> None:
+def _assert_right(path: Path) -> None:
     tosa = path.read_bytes()
     graph = read(tosa)
     operator = [one for one in graph.main.operators if one.op not in (Op.CONST, Op.CONST_SHAPE)][-1]
@@ -107,7 +107,7 @@ def test_every_fixture_is_right_or_refused(shared: Path) -> None:
     refused: dict[str, str] = {}
     for path in paths:
         try:
-            _check(path)
+            _assert_right(path)
         except Refused as reason:
             refused[path.name] = str(reason)
     print(f"{len(paths) - len(refused)} of {len(paths)} fixtures right, refused: {refused or 'none'}")

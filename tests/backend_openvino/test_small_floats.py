@@ -149,7 +149,7 @@ UNARY = (Op.ABS, Op.CEIL, Op.FLOOR, Op.NEGATE, Op.EXP, Op.LOG, Op.RECIPROCAL, Op
 BINARY = (Op.ADD, Op.SUB, Op.MUL, Op.MAXIMUM, Op.MINIMUM, Op.POW)
 
 
-def near(got: np.ndarray, want: np.ndarray, units: float) -> None:
+def assert_near(got: np.ndarray, want: np.ndarray, units: float) -> None:
     """Within units of BF16's last place of the value."""
     same = (got == want) | (np.isnan(got) & np.isnan(want))
     with np.errstate(all="ignore"):
@@ -172,7 +172,7 @@ def test_bf16_unary(op: Op) -> None:
     spec = (data.shape, DType.BF16)
     tosa = graphs.single(op, [spec, *zeros], spec)
     [got], [want] = lowered.run(tosa, [data]), oracle.reference(tosa, [data])
-    near(got, want, 0 if op in (Op.ABS, Op.CEIL, Op.FLOOR, Op.NEGATE) else 1.01)
+    assert_near(got, want, 0 if op in (Op.ABS, Op.CEIL, Op.FLOOR, Op.NEGATE) else 1.01)
 
 
 @pytest.mark.parametrize("op", BINARY, ids=lambda op: op.name)
@@ -186,7 +186,7 @@ def test_bf16_binary(op: Op) -> None:
     extra = [Const(np.zeros(1, np.int8))] if op is Op.MUL else []
     tosa = graphs.single(op, [spec, spec, *extra], spec)
     [got], [want] = lowered.run(tosa, [a, b]), oracle.reference(tosa, [a, b])
-    near(got, want, 1.01 if op is Op.POW else 0)
+    assert_near(got, want, 1.01 if op is Op.POW else 0)
 
 
 def test_bf16_is_rounded_between_operators() -> None:
@@ -198,7 +198,7 @@ def test_bf16_is_rounded_between_operators() -> None:
     total = writer.operator(Op.ADD, [product, y], spec)
     writer.output(writer.operator(Op.SUB, [writer.operator(Op.MUL, [total, x, none], spec), product], spec))
     tosa, data = writer.to_bytes(), [bf16(1, (300,)), bf16(2, (300,))]
-    near(lowered.run(tosa, data)[0], oracle.reference(tosa, data)[0], 0)
+    assert_near(lowered.run(tosa, data)[0], oracle.reference(tosa, data)[0], 0)
 
 
 def test_bf16_clamp_select_compare_and_reductions() -> None:
@@ -216,7 +216,7 @@ def test_bf16_clamp_select_compare_and_reductions() -> None:
     for tosa, units in cases:
         inputs = [data, other][: len(lowered.read(tosa).inputs)]
         [got], [want] = lowered.run(tosa, inputs), oracle.reference(tosa, inputs)
-        near(got, want, units) if got.dtype == np.float32 else np.testing.assert_array_equal(got, want)
+        assert_near(got, want, units) if got.dtype == np.float32 else np.testing.assert_array_equal(got, want)
 
 
 # ---- products and pools
@@ -259,7 +259,7 @@ def test_pools(dtype: DType) -> None:
     pool = {"kernel": [2, 2], "stride": [2, 2], "pad": [0] * 4}
     data = sample(dtype, 5, (1, 6, 6, 2))
     mean = graphs.single(Op.AVG_POOL2D, [spec, zero, zero], result, {**pool, "acc_type": ACCUMULATORS[dtype]})
-    near(lowered.run(mean, [data])[0], oracle.reference(mean, [data])[0], 16 if dtype in FP8 else 1)
+    assert_near(lowered.run(mean, [data])[0], oracle.reference(mean, [data])[0], 16 if dtype in FP8 else 1)
     data[0, 1, 1, 0] = np.nan
     for mode in (1, 2):
         most = graphs.single(Op.MAX_POOL2D, [spec], result, {**pool, "nan_mode": mode})

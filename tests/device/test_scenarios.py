@@ -76,7 +76,7 @@ class Replay:
         }
         return self.ring.publish(self.request(step), sizes["readable"], sizes["writable"])
 
-    def compare(self, step: dict[str, Any], response: Response | None) -> None:
+    def assert_response(self, step: dict[str, Any], response: Response | None) -> None:
         assert response is not None
         expected = bytearray.fromhex(step["response"])
         if step["opcode"] in CREATORS and len(expected) == 24:
@@ -89,7 +89,7 @@ class Replay:
     def step(self, step: dict[str, Any]) -> None:
         self.publish(step)
         self.ring.service.service()
-        self.compare(step, self.ring.collect())
+        self.assert_response(step, self.ring.collect())
 
     def steps(self, *request_ids: int) -> None:
         for number in request_ids:
@@ -97,7 +97,7 @@ class Replay:
             self.step(recorded)
 
 
-def same_report(report: ResetReport, control: dict[str, Any]) -> None:
+def assert_same_report(report: ResetReport, control: dict[str, Any]) -> None:
     assert report.released._asdict() == control["released"]
     assert report.quarantined._asdict() == control["quarantined"]
     assert report.discard == (control["action"] == "backend_discard_required")
@@ -123,8 +123,8 @@ def replay_out_of_order(replay: Replay) -> None:
         written = engine.process(chain)
         assert written is not None
         queue.push(chain, written)
-    replay.compare(last, replay.ring.collect())
-    replay.compare(first, replay.ring.collect())
+    replay.assert_response(last, replay.ring.collect())
+    replay.assert_response(first, replay.ring.collect())
 
 
 def replay_backpressure(replay: Replay) -> None:
@@ -134,7 +134,7 @@ def replay_backpressure(replay: Replay) -> None:
     with pytest.raises(Backpressure):
         replay.publish(second)
     replay.ring.service.service()
-    replay.compare(first, replay.ring.collect())
+    replay.assert_response(first, replay.ring.collect())
     replay.step(second)
 
 
@@ -149,7 +149,7 @@ def replay_notification_suppression(replay: Replay) -> None:
     ring.driver.disable_interrupts()
     ring.service.service()
     assert ring.notified == 0
-    replay.compare(step, ring.collect())
+    replay.assert_response(step, ring.collect())
 
 
 def replay_short_response(replay: Replay) -> None:
@@ -184,10 +184,10 @@ def replay_indeterminate_recovery(replay: Replay) -> None:
     replay.script.calls.clear()
     engine = replay.ring.device.engine
     report = engine.reset()
-    same_report(report, replay.controls["backend_discard_required"])
+    assert_same_report(report, replay.controls["backend_discard_required"])
     assert engine.health is Health.DISCARD_REQUIRED
     calls = len(replay.script.calls)
-    same_report(engine.reset(), replay.controls["backend_discard_required"])
+    assert_same_report(engine.reset(), replay.controls["backend_discard_required"])
     assert len(replay.script.calls) == calls, "a discarded backend is not called again"
 
 
@@ -200,7 +200,7 @@ def replay_reset_inflight(replay: Replay) -> None:
     poll = CODES["POLL_EVENT"].to_bytes(2, "little") + bytes(2) + (8).to_bytes(4, "little") + (7).to_bytes(8, "little")
     head = replay.ring.publish(poll + event_id.to_bytes(8, "little"))
     report = replay.ring.reset()
-    same_report(report, replay.controls["backend_reusable"])
+    assert_same_report(report, replay.controls["backend_reusable"])
     assert replay.ring.untouched(head)
     replay.step(again)
     assert replay.ring.collect() is None

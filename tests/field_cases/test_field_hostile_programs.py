@@ -64,7 +64,7 @@ def offered(accelerator: Accelerator, data: bytes, target: Target = FLOAT) -> in
     return status
 
 
-def goes_on(accelerator: Accelerator) -> None:
+def assert_goes_on(accelerator: Accelerator) -> None:
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
     program = accelerator.load(GOOD, "good")
     np.testing.assert_array_equal(program(x)[0], x + 1)
@@ -81,7 +81,7 @@ def test_h1_truncated_at_every_length(accelerator: Accelerator) -> None:
         assert status != Status.OK or length > len(GOOD) // 2
     assert offered(accelerator, GOOD[:200]) == Status.INVALID_ARGUMENT
     kept.close()
-    goes_on(accelerator)
+    assert_goes_on(accelerator)
 
 
 def test_h1_every_byte_flipped(accelerator: Accelerator) -> None:
@@ -91,7 +91,7 @@ def test_h1_every_byte_flipped(accelerator: Accelerator) -> None:
         flipped[position] ^= 0xFF
         refusals += offered(accelerator, bytes(flipped)) != Status.OK
     assert refusals > len(GOOD) // 4
-    goes_on(accelerator)
+    assert_goes_on(accelerator)
 
 
 def test_h1_offsets_and_counts_that_lead_outside(accelerator: Accelerator) -> None:
@@ -100,7 +100,7 @@ def test_h1_offsets_and_counts_that_lead_outside(accelerator: Accelerator) -> No
             changed = bytearray(GOOD)
             struct.pack_into("<I", changed, position, value)
             offered(accelerator, bytes(changed))
-        goes_on(accelerator)
+        assert_goes_on(accelerator)
 
 
 def test_h1_a_mebibyte_of_zeros_and_data_longer_than_their_shape(accelerator: Accelerator) -> None:
@@ -110,7 +110,7 @@ def test_h1_a_mebibyte_of_zeros_and_data_longer_than_their_shape(accelerator: Ac
     writer.place(Op.CONST, [], ["c"])
     writer.output("c")
     assert offered(accelerator, writer.to_bytes()) in REFUSALS
-    goes_on(accelerator)
+    assert_goes_on(accelerator)
 
 
 # ---- H2
@@ -128,7 +128,7 @@ def test_h2_a_few_bytes_that_ask_for_gigabytes(accelerator: Accelerator, level: 
     data = writer.to_bytes()
     assert len(data) < 1000
     assert offered(accelerator, data, Target(Profile.INTEGER, level=level)) in REFUSALS
-    goes_on(accelerator)
+    assert_goes_on(accelerator)
 
 
 def test_h2_20000_operators_and_others_answered_meanwhile(accelerator: Accelerator) -> None:
@@ -139,7 +139,7 @@ def test_h2_20000_operators_and_others_answered_meanwhile(accelerator: Accelerat
     with pytest.raises(DeviceError) as caught:
         session.result(token)
     assert caught.value.status in REFUSALS
-    goes_on(accelerator)
+    assert_goes_on(accelerator)
 
 
 # ---- H3

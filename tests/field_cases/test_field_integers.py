@@ -110,7 +110,7 @@ def test_n9_one_scale_for_each_channel_of_the_last_axis(accelerator: Accelerator
     np.testing.assert_array_equal(got, expected)
 
 
-def refused(accelerator: Accelerator, tosa: bytes, words: tuple[int, ...]) -> str:
+def expect_refused(accelerator: Accelerator, tosa: bytes, words: tuple[int, ...]) -> str:
     with pytest.raises(Refused) as caught:
         accelerator.offer(tosa, words, "case")
     assert caught.value.status in (Status.INCOMPATIBLE, Status.INVALID_ARGUMENT)
@@ -127,7 +127,7 @@ def test_n9_what_tosa_forbids_is_refused_while_loading(accelerator: Accelerator)
         rescale(shape, (DType.INT8, DType.INT32), *unit, zeros=(0, 1)),
         rescale(shape, (DType.INT8, DType.INT8), *unit, unsigned=(True, True)),
     ):
-        assert "RESCALE" in refused(accelerator, tosa, integer)
+        assert "RESCALE" in expect_refused(accelerator, tosa, integer)
     words = target_words(read(double))  # with its extension
     session = accelerator.session
     session.call(session.client.unload_program(accelerator.offer(double, words, "double rounding")))

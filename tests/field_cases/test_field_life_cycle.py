@@ -95,9 +95,7 @@ class Slow:
         self.run.write([self.x])
 
     def submit(self, timeout_ns: int) -> Event:
-        session = self.accelerator.session
-        slots = self.run._slots(None)
-        return session.call(session.client.submit(self.accelerator.queue, self.program.id, slots, timeout_ns))
+        return self.accelerator.session.call(self.run.request(None, timeout_ns))
 
     def status(self, command: Command[object]) -> int:
         try:
@@ -106,7 +104,7 @@ class Slow:
             return error.status
         return Status.OK
 
-    def until_free(self) -> None:
+    def wait_until_free(self) -> None:
         """Writes to both buffers until the device takes it."""
         client, end = self.accelerator.session.client, time.monotonic() + 30
         for buffer in self.run.buffers:
@@ -132,7 +130,7 @@ def test_l6_a_deadline_of_a_nanosecond(slow: Slow) -> None:
     target = slow.run.buffers[1]
     assert slow.status(client.free_buffer(target.id)) == Status.BUSY, "the event holds it"
     assert slow.status(client.read_buffer(target.id, 0, memoryview(bytearray(8)))) == Status.BUSY, "work still runs"
-    slow.until_free()
+    slow.wait_until_free()
     status = session.call(client.poll_event(event))
     assert (status.state, status.error) == (EventState.FAILED, Status.DEADLINE_EXPIRED), "terminal states stay"
     session.call(client.destroy_event(event))

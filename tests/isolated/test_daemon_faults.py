@@ -79,7 +79,7 @@ def named(name: str, salt: float) -> bytes:
     return writer.to_bytes()
 
 
-def right(device: Accelerator, salt: float) -> None:
+def assert_right(device: Accelerator, salt: float) -> None:
     x = np.arange(8, dtype=np.float32)
     (y,) = device.load(named("x", salt))(x)
     np.testing.assert_array_equal(y, x + np.float32(salt))
@@ -109,14 +109,14 @@ def workers(daemon: Daemon) -> list[int]:
     return direct(fork_server)
 
 
-def gone(processes: object, seconds: float = 10.0) -> None:
+def wait_until_gone(processes: object, seconds: float = 10.0) -> None:
     assert hasattr(processes, "__iter__")
     wait_until(lambda: not any(os.path.exists(f"/proc/{each}") for each in processes), "all are gone", timeout=seconds)
 
 
 def test_the_daemon_itself_runs_no_native_code_of_the_backend(pair: Pair) -> None:
     with pair.open(0) as device:
-        right(device, 1.0)
+        assert_right(device, 1.0)
         maps = Path(f"/proc/{pair.daemon.process.pid}/maps").read_text()
         assert "openvino" not in maps
         assert "numpy" not in maps
@@ -155,7 +155,7 @@ def test_others_are_answered_while_a_compiler_goes_wrong(pair: Pair, fault: str,
         thread.join()
         assert len(statuses) == 1
         assert statuses[0] in admitted
-        right(attacker, 100.0 + attempt)
+        assert_right(attacker, 100.0 + attempt)
         if tries[-1] < 0.05:
             break
     print(f"{fault}: p99 of the other guest's commands {[f'{1e3 * value:.1f} ms' for value in tries]}")
@@ -198,7 +198,7 @@ def test_a_program_submitted_again_while_it_runs_holds_up_nobody(pair: Pair) -> 
     for run, value in zip(runs, values, strict=True):
         run.write([value])
     pending = [run.submit() for run in runs]
-    right(bystander, 8.0)
+    assert_right(bystander, 8.0)
     session, event = device.session, pending[0]._event
     assert event is not None
     if session.call(session.client.poll_event(event)).state != EventState.PENDING:
@@ -250,16 +250,16 @@ def _after_reset(pair: Pair, which: int, lost: Accelerator) -> Accelerator:
 def test_a_killed_fork_server_loses_every_worker_and_each_guest_gets_another(pair: Pair) -> None:
     devices = [pair.open(0), pair.open(1)]
     for device in devices:
-        right(device, 40.0)
+        assert_right(device, 40.0)
     (fork_server,) = direct(pair.daemon.process.pid)
     below = children(fork_server)
     os.kill(fork_server, signal.SIGKILL)
-    gone(below)
+    wait_until_gone(below)
     for which, device in enumerate(devices):
         with pytest.raises((DeviceError, ModelError)):
-            right(device, 41.0)
+            assert_right(device, 41.0)
         again = _after_reset(pair, which, device)
-        right(again, 42.0)
+        assert_right(again, 42.0)
         again.close()
     assert pair.daemon.alive()
 
@@ -275,16 +275,16 @@ def test_a_worker_killed_while_it_loads_answers_for_the_load(pair: Pair) -> None
     os.kill(worker, signal.SIGKILL)
     thread.join(30)
     assert statuses == [Status.DEVICE_LOST]
-    gone([worker, sandbox])
+    wait_until_gone([worker, sandbox])
     again = _after_reset(pair, 0, device)
-    right(again, 501.0)
+    assert_right(again, 501.0)
     again.close()
 
 
 def test_a_worker_whose_fork_server_is_killed_is_replaced(pair: Pair) -> None:
     """A confined worker can start no other: at its next load it is lost, and the one after the reset has its own."""
     device = pair.open(0)
-    right(device, 510.0)
+    assert_right(device, 510.0)
     for worker in workers(pair.daemon):
         for fork_server in direct(worker):
             os.kill(fork_server, signal.SIGKILL)
@@ -294,7 +294,7 @@ def test_a_worker_whose_fork_server_is_killed_is_replaced(pair: Pair) -> None:
     assert statuses[-1] == Status.DEVICE_LOST
     assert set(statuses) <= {Status.INTERNAL_ERROR, Status.DEVICE_LOST}
     again = _after_reset(pair, 0, device)
-    right(again, 513.0)
+    assert_right(again, 513.0)
     again.close()
 
 
@@ -330,7 +330,7 @@ def test_killed_sandboxes_under_load_cost_their_loads(pair: Pair) -> None:
         assert statuses in ([Status.INTERNAL_ERROR], [Status.RESOURCE_LIMIT])  # the limit of a busy machine came first
         lost += statuses == [Status.INTERNAL_ERROR]
     assert lost
-    right(device, 300.0)
+    assert_right(device, 300.0)
     device.close()
 
 
@@ -348,21 +348,21 @@ def test_a_killed_daemon_leaves_no_process(tmp_path: Path) -> None:
         below = children(daemon.process.pid)
         assert len(below) >= 3, "fork server, worker, its fork server"
         daemon.kill()
-        gone(below)
+        wait_until_gone(below)
         device.session.transport.close()
         daemon.start()
         with accelerator.open(f"vhost-user:{daemon.path}", patience=60.0) as other:
-            right(other, 50.0)
+            assert_right(other, 50.0)
         assert daemon.stop() == 0
 
 
 def test_a_stopped_daemon_leaves_no_process(tmp_path: Path) -> None:
     with Daemon(tmp_path, backend="openvino") as daemon:
         with accelerator.open(f"vhost-user:{daemon.path}", patience=60.0) as device:
-            right(device, 51.0)
+            assert_right(device, 51.0)
         below = children(daemon.process.pid)
         assert daemon.stop() == 0
-        gone(below)
+        wait_until_gone(below)
 
 
 # ---- resources run out
@@ -399,7 +399,7 @@ def test_no_descriptors_left_refuses_loads_and_nothing_else(tmp_path: Path) -> N
         (y,) = program(np.zeros(8, np.float32))
         np.testing.assert_array_equal(y, np.full(8, 60, np.float32))
         resource.prlimit(process, resource.RLIMIT_NOFILE, before)
-        right(device, 62.0)
+        assert_right(device, 62.0)
         device.close()
         assert daemon.stop() == 0
 
@@ -431,7 +431,7 @@ def test_a_front_end_that_shrinks_its_memory_ends_its_daemon_and_its_daemon_alon
             os.ftruncate(vm.memory.fd, 0)
             vm.ring_bell()
             assert daemon.process.wait(20) == -signal.SIGBUS
-        gone(below)
+        wait_until_gone(below)
 
 
 def test_sealed_memory_cannot_be_taken_away(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ class Room:
         return bytes(sink)
 
 
-def ended(backend: IsolatedBackend, event: Handle, seconds: float = 20.0) -> Polled:
+def wait_until_ended(backend: IsolatedBackend, event: Handle, seconds: float = 20.0) -> Polled:
     until = time.monotonic() + seconds
     while (polled := backend.poll_event(event)).state is EventState.PENDING:
         assert time.monotonic() < until
@@ -96,7 +96,7 @@ def ended(backend: IsolatedBackend, event: Handle, seconds: float = 20.0) -> Pol
     return polled
 
 
-def lost(backend: IsolatedBackend) -> str:
+def expect_lost(backend: IsolatedBackend) -> str:
     """A call says that the device is lost, and so does the next; the reason."""
     for _ in range(2):
         with pytest.raises(BackendError) as caught:
@@ -121,7 +121,7 @@ def test_the_process_of_the_daemon_runs_nothing_itself(backend: IsolatedBackend,
 
 def _finished(backend: IsolatedBackend, room: Room) -> Handle:
     event = room.submit()
-    ended(backend, event)
+    wait_until_ended(backend, event)
     return event
 
 
@@ -159,7 +159,7 @@ def test_refusals_cross_with_status_and_reason(backend: IsolatedBackend) -> None
     with pytest.raises(BackendError, match="alignment") as caught:
         backend.allocate_buffer(room.context, BufferRequest(64, 1 << 20, 3, ANYTHING))
     assert caught.value.status is Status.UNSUPPORTED
-    assert ended(backend, room.submit()) == COMPLETE
+    assert wait_until_ended(backend, room.submit()) == COMPLETE
 
 
 def test_a_release_that_cannot_be_told_is_told_so(backend: IsolatedBackend) -> None:
@@ -274,21 +274,21 @@ def test_a_worker_that_goes_wrong_is_a_lost_device(opener: WorkerLauncher, opera
     room = Room(backend, operand)
     process = backend._process.born(1.0)  # type: ignore[attr-defined]
     assert backend.submit(room.queue, room.program, room.bindings(), 0) == Rejected(Status.DEVICE_LOST)
-    assert says in lost(backend)
+    assert says in expect_lost(backend)
     with pytest.raises(BackendError):
         room.read(room.target)
     with pytest.raises(BackendError):
         room.offer(0)
     assert not select.select([backend.fileno()], [], [], 0)[0], "nothing that keeps a loop busy"
     backend.close()
-    gone(process)
+    wait_until_gone(process)
     other = opener()
     assert isinstance(other, IsolatedBackend)
-    assert ended(other, Room(other).submit()) == COMPLETE
+    assert wait_until_ended(other, Room(other).submit()) == COMPLETE
     other.close()
 
 
-def gone(process: int, seconds: float = 10.0) -> None:
+def wait_until_gone(process: int, seconds: float = 10.0) -> None:
     until = time.monotonic() + seconds
     while os.path.exists(f"/proc/{process}"):
         assert time.monotonic() < until, f"process {process} lives"
@@ -302,8 +302,8 @@ def test_a_worker_that_hangs_is_given_up(opener: WorkerLauncher, monkeypatch: py
     room = Room(backend, HANG)
     process = backend._process.born(1.0)  # type: ignore[attr-defined]
     assert backend.submit(room.queue, room.program, room.bindings(), 0) == Rejected(Status.DEVICE_LOST)
-    assert "no answer within 0.3 s" in lost(backend)
-    gone(process)
+    assert "no answer within 0.3 s" in expect_lost(backend)
+    wait_until_gone(process)
     backend.close()
 
 
@@ -337,12 +337,12 @@ def test_the_fork_server_takes_its_workers_along_and_another_is_started(opener: 
     process = backend._process.born(1.0)  # type: ignore[attr-defined]
     assert opener.fork_server is not None
     os.kill(opener.fork_server.pid, signal.SIGKILL)
-    gone(process)
-    assert "gone" in lost(backend)
+    wait_until_gone(process)
+    assert "gone" in expect_lost(backend)
     backend.close()
     other = opener()
     assert isinstance(other, IsolatedBackend)
-    assert ended(other, Room(other).submit()) == COMPLETE
+    assert wait_until_ended(other, Room(other).submit()) == COMPLETE
     other.close()
 
 
@@ -359,7 +359,7 @@ def test_nonsense_from_a_worker_is_a_lost_device(opener: WorkerLauncher, say: by
     backend._connection = ours
     backend._news.register(ours.fileno(), select.EPOLLIN)
     theirs.send(say) if say else theirs.close()
-    lost(backend)
+    expect_lost(backend)
     theirs.close()
     backend.close()
 
@@ -400,21 +400,21 @@ def test_nothing_is_left_of_backends_that_were_closed(opener: WorkerLauncher) ->
     for _ in range(5):
         backend = opener()
         assert isinstance(backend, IsolatedBackend)
-        ended(backend, Room(backend).submit())
+        wait_until_ended(backend, Room(backend).submit())
         processes.append(backend._process.born(1.0))  # type: ignore[attr-defined]
         backend.close()
         backend.close()
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) <= before  # what earlier tests left may go meanwhile
     for process in processes:
-        gone(process)
+        wait_until_gone(process)
 
 
 def test_another_worker_is_made_ready_when_one_is_lost(opener: WorkerLauncher) -> None:
     backend = opener()
     assert isinstance(backend, IsolatedBackend)
     os.kill(backend._process.born(1.0), signal.SIGKILL)  # type: ignore[attr-defined]
-    lost(backend)
+    expect_lost(backend)
     spare = opener._spare
     assert spare is not None
     ready = spare.child.born(20.0)

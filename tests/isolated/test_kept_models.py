@@ -30,7 +30,7 @@ def program(name: str, salt: float) -> bytes:
     return writer.to_bytes()
 
 
-def check(path: str, tosa: bytes, salt: float) -> None:
+def assert_right(path: str, tosa: bytes, salt: float) -> None:
     with accelerator.open(f"vhost-user:{path}", patience=60.0) as device:
         (y,) = device.load(tosa)(np.arange(8, dtype=np.float32))
         np.testing.assert_array_equal(y, np.arange(8, dtype=np.float32) + np.float32(salt))
@@ -52,20 +52,20 @@ def test_the_daemon_writes_and_workers_read_only(tmp_path: Path, monkeypatch: py
     models = tmp_path / "models"
     # In the form `none` nothing is injected, so a program whose compiling would crash a sandbox gets an entry.
     with daemon(tmp_path, models, "none", monkeypatch) as made:
-        check(made.path, program("fault:crash", 1.0), 1.0)
+        assert_right(made.path, program("fault:crash", 1.0), 1.0)
     [crashing] = models.iterdir()
     with daemon(tmp_path, models, "compile", monkeypatch) as made:
-        check(made.path, program("x", 2.0), 2.0)
-        check(made.path, program("fault:crash", 1.0), 1.0)
+        assert_right(made.path, program("x", 2.0), 2.0)
+        assert_right(made.path, program("fault:crash", 1.0), 1.0)
     [sound] = set(models.iterdir()) - {crashing}
     content = {path: path.read_bytes() for path in (crashing, sound)}
     with daemon(tmp_path, models, "worker", monkeypatch) as made:
-        check(made.path, program("fault:crash", 1.0), 1.0)
-        check(made.path, program("x", 3.0), 3.0)  # compiled, and not kept
-        check(made.path, program("x", 2.0), 2.0)
+        assert_right(made.path, program("fault:crash", 1.0), 1.0)
+        assert_right(made.path, program("x", 3.0), 3.0)  # compiled, and not kept
+        assert_right(made.path, program("x", 2.0), 2.0)
         assert {path: path.read_bytes() for path in models.iterdir()} == content
         sound.write_bytes(content[sound][:-1] + bytes([content[sound][-1] ^ 1]))
-        check(made.path, program("x", 2.0), 2.0)
+        assert_right(made.path, program("x", 2.0), 2.0)
         assert "is of no use" in made.log()
 
 

@@ -84,7 +84,7 @@ def named(name: str, salt: float = 1.0) -> bytes:
     return writer.to_bytes()
 
 
-def works(room: EngineRoom, salt: float) -> None:
+def assert_works(room: EngineRoom, salt: float) -> None:
     """The next program is compiled and gives the right answer."""
     tosa = named("x", salt)
     x = np.arange(8, dtype=np.float32)
@@ -92,7 +92,7 @@ def works(room: EngineRoom, salt: float) -> None:
     np.testing.assert_array_equal(y, x + np.float32(salt))
 
 
-def refused(room: EngineRoom, tosa: bytes) -> BackendError:
+def expect_refused(room: EngineRoom, tosa: bytes) -> BackendError:
     with pytest.raises(BackendError) as caught:
         room.load(tosa)
     return caught.value
@@ -130,30 +130,30 @@ def test_what_the_device_does_not_run_is_refused_with_its_reason(room: EngineRoo
     tosa = graphs.single(Op.CUSTOM, [((4,), DType.FP32)], ((4,), DType.FP32), {
         "operator_name": "x", "domain_name": "y", "implementation_attrs": b"",
     })  # fmt: skip
-    error = refused(room, tosa)
+    error = expect_refused(room, tosa)
     assert error.status is Status.INCOMPATIBLE
     assert "CUSTOM" in str(error)
-    works(room, 2.5)
+    assert_works(room, 2.5)
 
 
 def test_a_compiler_that_crashes_is_the_end_of_that_load(room: EngineRoom) -> None:
-    error = refused(room, named("fault:crash"))
+    error = expect_refused(room, named("fault:crash"))
     assert (error.status, str(error)) == (Status.INTERNAL_ERROR, "the compiling process ended with SIGABRT")
-    works(room, 3.0)
+    assert_works(room, 3.0)
 
 
 def test_a_compiler_that_hangs_is_stopped(hurried: EngineRoom) -> None:
-    error = refused(hurried, named("fault:hang"))
+    error = expect_refused(hurried, named("fault:hang"))
     assert error.status is Status.RESOURCE_LIMIT
     assert "more than 1.0 s" in str(error)
 
 
 def test_a_compiler_that_eats_memory_is_stopped(room: EngineRoom) -> None:
     before = _available()
-    error = refused(room, named("fault:memory"))
+    error = expect_refused(room, named("fault:memory"))
     assert error.status is Status.OUT_OF_MEMORY
     assert before - _available() < 3 << 30
-    works(room, 4.0)
+    assert_works(room, 4.0)
 
 
 def _available() -> int:
@@ -167,7 +167,7 @@ def test_a_graph_of_its_own_that_needs_more_than_the_limit_is_refused(sandbox: S
     """No injection: 200 constants of 4 MB in 64 MB of memory, which is less than the process starts with."""
     with contextlib.closing(Sandbox(Bounds(30.0, 64 << 20))) as tight:
         for room in opened(tight):
-            error = refused(room, rotations(512, 40))
+            error = expect_refused(room, rotations(512, 40))
             assert error.status in (Status.OUT_OF_MEMORY, Status.INTERNAL_ERROR)
 
 
@@ -178,7 +178,7 @@ def test_an_abandoned_load_frees_the_compiler_at_once(room: EngineRoom) -> None:
     time.sleep(0.3)
     began = time.monotonic()
     room.backend.abandon_load(outcome.ticket)
-    works(room, 5.0)
+    assert_works(room, 5.0)
     assert time.monotonic() - began < SECONDS, "less than the abandoned one might have taken"
 
 
@@ -195,7 +195,7 @@ def test_a_killed_sandbox_and_a_killed_fork_server_cost_one_load_each(sandbox: S
             room.backend.poll_load(outcome.ticket)
         assert caught.value.status is Status.INTERNAL_ERROR
         room.backend.acknowledge()
-        works(room, 6.0 + len(victim))
+        assert_works(room, 6.0 + len(victim))
 
 
 def child_of(fork_server: int, seconds: float = 60.0) -> int:
@@ -209,11 +209,11 @@ def child_of(fork_server: int, seconds: float = 60.0) -> int:
 
 
 def test_nothing_is_left_of_many_loads(sandbox: Sandbox, room: EngineRoom) -> None:
-    works(room, 20.0)
+    assert_works(room, 20.0)
     before = len(os.listdir("/proc/self/fd"))
     for number in range(5):
-        works(room, 21.0 + number)
-        refused(room, named("fault:crash", float(number)))
+        assert_works(room, 21.0 + number)
+        expect_refused(room, named("fault:crash", float(number)))
     assert len(os.listdir("/proc/self/fd")) <= before
     left = subprocess.run(
         ["ps", "--ppid", str(sandbox._fork_server.pid), "-o", "pid="], capture_output=True, text=True
@@ -232,13 +232,13 @@ def test_no_descriptors_left_is_an_error_status(sandbox: Sandbox, room: EngineRo
                 held.append(os.dup(0))
             except OSError:
                 break
-        outcome = refused(room, named("x", 50.0)).status
+        outcome = expect_refused(room, named("x", 50.0)).status
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         for descriptor in held:
             os.close(descriptor)
     assert outcome is Status.OUT_OF_MEMORY
-    works(room, 51.0)
+    assert_works(room, 51.0)
 
 
 def test_the_sandbox_is_confined(sandbox: Sandbox, room: EngineRoom) -> None:

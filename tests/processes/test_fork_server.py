@@ -26,7 +26,7 @@ def fork_server(support_on_path: None) -> Iterator[ForkServer]:
     made.close()
 
 
-def gone(process: int, seconds: float = 10.0) -> None:
+def wait_until_gone(process: int, seconds: float = 10.0) -> None:
     until = time.monotonic() + seconds
     while os.path.exists(f"/proc/{process}"):
         assert time.monotonic() < until, f"process {process} lives"
@@ -83,7 +83,7 @@ def test_a_child_can_be_killed_at_any_time(fork_server: ForkServer, work: str) -
         assert child.ended(0.01) is None
         time.sleep(wait)
         child.close()
-        gone(process)
+        wait_until_gone(process)
 
 
 def test_killing_wakes_whoever_waits(fork_server: ForkServer) -> None:
@@ -95,7 +95,7 @@ def test_killing_wakes_whoever_waits(fork_server: ForkServer) -> None:
         child.ended(PATIENCE)
     timer.join()
     child.close()
-    gone(process)
+    wait_until_gone(process)
 
 
 def test_children_end_with_their_fork_server(support_on_path: None) -> None:
@@ -105,11 +105,11 @@ def test_children_end_with_their_fork_server(support_on_path: None) -> None:
         process = child.born(PATIENCE)
         if how == "kill":
             os.kill(made.pid, signal.SIGKILL)
-            gone(process)
+            wait_until_gone(process)
             with pytest.raises(ForkServerLost):
                 child.ended(PATIENCE)
         made.close()
-        gone(process)
+        wait_until_gone(process)
         child.close()
         with pytest.raises((ForkServerLost, OSError)):
             made.start(b"exit 0", [])
@@ -133,7 +133,7 @@ def test_everything_ends_with_the_process_that_asked(support_on_path: None) -> N
     asking.wait()
     asking.stdout.close()
     for process in processes:
-        gone(process)
+        wait_until_gone(process)
 
 
 def test_a_fork_server_that_cannot_begin_is_lost() -> None:

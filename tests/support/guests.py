@@ -1,5 +1,4 @@
-"""Judging a guest from the host: statuses, dead objects, traffic. See guest_tools/bare/remote.py for the
-operations."""
+"""Judging a guest from the host: statuses, dead objects, traffic."""
 
 from __future__ import annotations
 
@@ -32,12 +31,8 @@ def assert_dead(guest: Machine, loaded: dict[str, Any], events: Sequence[int] = 
             assert status_of(guest, command, event) == "STALE_OBJECT"
     for buffer in loaded["buffers"]:
         assert status_of(guest, "free_buffer", buffer) == "STALE_OBJECT"
-    for command, kind in (
-        ("unload_program", "program"),
-        ("destroy_queue", "queue"),
-        ("create_queue", "context"),
-        ("destroy_context", "context"),
-    ):
+    commands = {"unload_program": "program", "destroy_queue": "queue", "create_queue": "context"}
+    for command, kind in {**commands, "destroy_context": "context"}.items():
         assert status_of(guest, command, loaded[kind]) == "STALE_OBJECT", command
 
 

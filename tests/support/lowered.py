@@ -53,7 +53,7 @@ def run_bytes(tosa: bytes, inputs: Sequence[bytes], bounded: Collection[str] = (
     return [buffer.tobytes() for buffer in results]
 
 
-def check_against_reference(tosa: bytes, inputs: Sequence[Array], atol: float) -> None:
+def assert_near_reference(tosa: bytes, inputs: Sequence[Array], atol: float) -> None:
     """Compare with Arm's reference model, absolute error at most `atol`."""
     for got, want in zip(run(tosa, inputs), oracle.reference(tosa, inputs), strict=True):
         np.testing.assert_allclose(got, want, rtol=0, atol=atol)

@@ -49,7 +49,7 @@ def longest_admitted() -> float:
     return taken
 
 
-def refused(data: bytes) -> str:
+def expect_refused(data: bytes) -> str:
     """The reason why reading or validating fails; no later than good files are read, and within 100 MB."""
     bound = longest_admitted()
     tracemalloc.start()
@@ -80,7 +80,7 @@ def as_flatc_reads(path: Path, folder: Path) -> dict[str, object]:
     return loaded
 
 
-def same_as_flatc(graph: Graph, expected: dict) -> None:  # type: ignore[type-arg]
+def assert_same_as_flatc(graph: Graph, expected: dict) -> None:  # type: ignore[type-arg]
     for region, other in zip(graph.regions, expected["regions"], strict=True):
         (block,), (seen,) = region.blocks, other["blocks"]
         assert list(block.inputs) == seen["inputs"]
@@ -111,7 +111,7 @@ def test_reads_what_flatc_reads(shared: Path, tmp_path: Path, folder: str) -> No
     paths = [path for path in sorted((shared / folder).glob("*.tosa")) if path.stat().st_size < 300_000]
     assert len(paths) >= 4  # flatc's JSON of a constant is ten times its size: the large models are left out
     for path in paths:
-        same_as_flatc(read(path.read_bytes()), as_flatc_reads(path, tmp_path))
+        assert_same_as_flatc(read(path.read_bytes()), as_flatc_reads(path, tmp_path))
 
 
 @pytest.mark.parametrize("folder", ["models", "fixtures/tosa"])
@@ -158,12 +158,12 @@ def patched(data: bytes, position: int, form: str, value: int) -> bytes:
 
 @pytest.mark.parametrize("offset", [2**31 - 1, -(2**31), 1 << 20, -(1 << 20)])
 def test_h1_vtable_outside(offset: int) -> None:
-    assert "outside" in refused(patched(ADD, root_table(ADD), "<i", offset))
+    assert "outside" in expect_refused(patched(ADD, root_table(ADD), "<i", offset))
 
 
 @pytest.mark.parametrize("root", [0, 3, 0xFFFFFFFF, 0x7FFFFFFF, len(ADD), len(ADD) - 3])
 def test_h1_root_outside(root: int) -> None:
-    assert "outside" in refused(patched(ADD, 0, "<I", root))
+    assert "outside" in expect_refused(patched(ADD, 0, "<I", root))
 
 
 @pytest.mark.parametrize("length", [2**31, 2**32 - 1, 2**30, 100_000])
@@ -172,7 +172,7 @@ def test_h1_vector_of_2_to_the_31(length: int) -> None:
     vtable = root - struct.unpack_from("<i", ADD, root)[0]
     field = root + struct.unpack_from("<H", ADD, vtable + 4 + 2)[0]  # regions
     vector = field + struct.unpack_from("<I", ADD, field)[0]
-    assert "vector's end" in refused(patched(ADD, vector, "<I", length))
+    assert "vector's end" in expect_refused(patched(ADD, vector, "<I", length))
 
 
 def shared_operators(count: int) -> bytes:
@@ -201,7 +201,7 @@ def shared_operators(count: int) -> bytes:
 
 
 def test_h1_operators_share_a_table() -> None:
-    assert "share a table" in refused(shared_operators(10_000))
+    assert "share a table" in expect_refused(shared_operators(10_000))
 
 
 def test_h1_union_type_and_value_disagree() -> None:
@@ -210,14 +210,14 @@ def test_h1_union_type_and_value_disagree() -> None:
     y = writer.tensor("y", (2,), DType.FP32)
     writer.place(Op.ABS, [x], [y], attribute_type=Op.CEIL)
     writer.output(y)
-    assert "ABS carries the attributes of operator number 34" in refused(writer.to_bytes())
+    assert "ABS carries the attributes of operator number 34" in expect_refused(writer.to_bytes())
 
 
 @pytest.mark.parametrize("length", [0, 23, 25, 32, 4096])
 def test_h1_data_of_another_length_than_the_shape(length: int) -> None:
     writer = GraphWriter()
     writer.output(writer.constant(np.zeros((2, 3), np.float32), data=b"\1" * length))
-    assert "data" in refused(writer.to_bytes())
+    assert "data" in expect_refused(writer.to_bytes())
 
 
 def test_padding_of_constants_is_dropped() -> None:
@@ -227,8 +227,8 @@ def test_padding_of_constants_is_dropped() -> None:
 
 
 def test_h1_a_mebibyte_of_zeros() -> None:
-    assert "identifier" in refused(bytes(1 << 20))
-    assert "outside" in refused(b"\0\0\0\0TOSA" + bytes(1 << 20))
+    assert "identifier" in expect_refused(bytes(1 << 20))
+    assert "outside" in expect_refused(b"\0\0\0\0TOSA" + bytes(1 << 20))
 
 
 def test_h1_tensors_share_one_large_constant() -> None:
@@ -239,7 +239,7 @@ def test_h1_tensors_share_one_large_constant() -> None:
         writer.tensor(f"t{index}", (1 << 20,), DType.INT8, b"\x5a")
     data = writer.to_bytes().replace(struct.pack("<IB", 1, 0x5A), struct.pack("<IB", 1 << 20, 0x5A))
     assert data.count(struct.pack("<IB", 1 << 20, 0x5A)) == 999
-    assert "overlap" in refused(data)
+    assert "overlap" in expect_refused(data)
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ def test_h1_tensors_share_one_large_constant() -> None:
 def test_h3_unknown_version(version: tuple[int, int, int], draft: bool) -> None:
     writer = GraphWriter(version, draft)
     writer.output(writer.input("x", (1,), DType.FP32))
-    assert "version" in refused(writer.to_bytes())
+    assert "version" in expect_refused(writer.to_bytes())
 
 
 @pytest.mark.parametrize(("version", "draft"), [((1, 0, 0), False), ((1, 0, 2), True), ((1, 1, 0), True)])
@@ -273,14 +273,14 @@ def test_h3_operators_of_a_later_draft(number: int) -> None:
     x = writer.input("x", (2,), DType.FP32)
     writer.place(number, [x], [writer.tensor("y", (2,), DType.FP32)], attribute_type=number & 0xFF)
     writer.output("y")
-    assert f"operator number {number}" in refused(writer.to_bytes())
+    assert f"operator number {number}" in expect_refused(writer.to_bytes())
 
 
 @pytest.mark.parametrize("number", [0, 13, 17, 255])
 def test_h3_element_types_of_a_later_draft(number: int) -> None:
     writer = GraphWriter()
     writer.tensor("x", (2,), number)  # type: ignore[arg-type]
-    assert f"element type {number}" in refused(writer.to_bytes())
+    assert f"element type {number}" in expect_refused(writer.to_bytes())
 
 
 def test_h3_const_shape_lives_in_the_shapes_table() -> None:
@@ -308,14 +308,14 @@ def one_tensor(fields: str) -> str:
 
 @pytest.mark.parametrize("fields", ['"offset":64,"size":1', '"offset":64', '"size":1'])
 def test_data_outside_the_file_are_refused(fields: str) -> None:
-    assert "outside the FlatBuffer" in refused(by_flatc(one_tensor(fields)))
+    assert "outside the FlatBuffer" in expect_refused(by_flatc(one_tensor(fields)))
 
 
 @pytest.mark.parametrize(
     "fields", ['"scale_type":"FP8E4M3"', '"block_shape":"BLOCK_SHAPE_32"', '"scale_data":[1]', '"scale_size":3']
 )
 def test_block_scaling_is_refused(fields: str) -> None:
-    assert "block scaling" in refused(by_flatc(one_tensor(fields)))
+    assert "block scaling" in expect_refused(by_flatc(one_tensor(fields)))
 
 
 def test_features_of_a_later_draft_are_refused() -> None:
@@ -323,7 +323,7 @@ def test_features_of_a_later_draft_are_refused() -> None:
         '{"version":{"_major":1,"_minor":1,"_patch":0},"compatibility":{"features":2},'
         '"regions":[{"name":"main","blocks":[{"name":"main"}]}]}'
     )
-    assert "features" in refused(by_flatc(source))
+    assert "features" in expect_refused(by_flatc(source))
 
 
 @pytest.mark.parametrize(
@@ -343,7 +343,7 @@ def test_features_of_a_later_draft_are_refused() -> None:
 )
 def test_malformed_contents(regions: str, reason: str) -> None:
     source = '{"version":{"_major":1,"_minor":0,"_patch":0,"_draft":false},"regions":' + regions + "}"
-    assert reason in refused(by_flatc(source))
+    assert reason in expect_refused(by_flatc(source))
 
 
 def test_h2_chained_operators_are_bounded() -> None:
@@ -376,6 +376,6 @@ def test_names_in_messages_are_bounded_and_printable() -> None:
     name = "\x1b[31m\n" * 500
     writer.tensor(name, (1,), DType.INT8)
     writer.tensor(name, (1,), DType.INT8)
-    reason = refused(writer.to_bytes())
+    reason = expect_refused(writer.to_bytes())
     assert len(reason) < 300
     assert reason.isprintable()

@@ -149,11 +149,11 @@ def test_too_many_and_too_few_operands(op: Op) -> None:
     good = GOOD[op]
     if op not in (Op.CONCAT, Op.CUSTOM):
         more = good._replace(operands=[*good.operands, ((2,), F32)])
-        refuse(op, more, "operands")
-        refuse(op, good._replace(operands=good.operands[:-1]), "operands")
+        expect_error(op, more, "operands")
+        expect_error(op, good._replace(operands=good.operands[:-1]), "operands")
         outputs = good.outputs if isinstance(good.outputs, list) else [good.outputs]
-        refuse(op, good._replace(outputs=[*outputs, outputs[0]]), "results")
-        refuse(op, good._replace(outputs=[]), "results")
+        expect_error(op, good._replace(outputs=[*outputs, outputs[0]]), "results")
+        expect_error(op, good._replace(outputs=[]), "results")
 
 
 @pytest.mark.parametrize("op", GOOD, ids=lambda op: op.name)
@@ -163,14 +163,15 @@ def test_declared_shape_and_type_are_compared(op: Op) -> None:
     good = GOOD[op]
     outputs = good.outputs if isinstance(good.outputs, list) else [good.outputs]
     shape, dtype = outputs[0]
-    refuse(op, good._replace(outputs=[((*shape, 1), dtype), *outputs[1:]]), "rank")
+    expect_error(op, good._replace(outputs=[((*shape, 1), dtype), *outputs[1:]]), "rank")
     if shape:
-        refuse(op, good._replace(outputs=[((shape[0] + 1, *shape[1:]), dtype), *outputs[1:]]), "shape|broadcast")
+        expect_error(op, good._replace(outputs=[((shape[0] + 1, *shape[1:]), dtype), *outputs[1:]]), "shape|broadcast")
     wrong = DType.BF16 if dtype != DType.BF16 else F32
-    refuse(op, good._replace(outputs=[(shape, DType.INT48 if op == Op.CAST else wrong), *outputs[1:]]), "types|must be")
+    wrong = DType.INT48 if op == Op.CAST else wrong
+    expect_error(op, good._replace(outputs=[(shape, wrong), *outputs[1:]]), "types|must be")
 
 
-def refuse(op: Op, good: Good, reason: str) -> None:
+def expect_error(op: Op, good: Good, reason: str) -> None:
     with pytest.raises(TosaError, match=reason) as caught:
         validate(read(author(op, good)))
     assert op.name in str(caught.value)

@@ -25,7 +25,7 @@ F32, BOOL, I32 = DType.FP32, DType.BOOL, DType.INT32
 SHAPE = ((2, 3), F32)
 
 
-def refused(writer: GraphWriter | bytes, reason: str, target: Target | None = None, **budget: int) -> None:
+def expect_refused(writer: GraphWriter | bytes, reason: str, target: Target | None = None, **budget: int) -> None:
     data = writer if isinstance(writer, bytes) else writer.to_bytes()
     with pytest.raises(TosaError, match=reason):
         validate(read(data), target or Target(ALL_PROFILES, Extension((1 << 11) - 1)), Budget(**budget))
@@ -37,19 +37,19 @@ def test_operand_used_before_it_is_defined() -> None:
     writer.place(Op.ABS, [a], [b])
     writer.place(Op.ABS, [x], [a])
     writer.output(b)
-    refused(writer, r"operator 0, ABS -> 'b': input1 'a' is used before it is defined")
+    expect_refused(writer, r"operator 0, ABS -> 'b': input1 'a' is used before it is defined")
 
 
 def test_operand_that_does_not_exist() -> None:
     writer = GraphWriter()
     writer.output(writer.operator(Op.ABS, ["nothing"], SHAPE))
-    refused(writer, "'nothing' is used before")
+    expect_refused(writer, "'nothing' is used before")
 
 
 def test_result_that_does_not_exist() -> None:
     writer = GraphWriter()
     writer.place(Op.ABS, [writer.input("x", *SHAPE)], ["nothing"])
-    refused(writer, "neither a tensor nor a shape")
+    expect_refused(writer, "neither a tensor nor a shape")
 
 
 @pytest.mark.parametrize("twice", ["input", "result"])
@@ -59,19 +59,19 @@ def test_value_defined_twice(twice: str) -> None:
     y = writer.operator(Op.ABS, [x], SHAPE)
     writer.place(Op.ABS, [x], [x if twice == "input" else y])
     writer.output(y)
-    refused(writer, "defined twice")
+    expect_refused(writer, "defined twice")
 
 
 def test_input_listed_twice() -> None:
     writer = GraphWriter()
     writer.inputs(writer.input("x", *SHAPE))
-    refused(writer, "listed twice")
+    expect_refused(writer, "listed twice")
 
 
 def test_output_never_produced() -> None:
     writer = GraphWriter()
     writer.output(writer.tensor("y", *SHAPE))
-    refused(writer, "'y' is never produced")
+    expect_refused(writer, "'y' is never produced")
 
 
 def test_outputs_may_be_inputs_constants_and_listed_twice() -> None:
@@ -84,25 +84,25 @@ def test_outputs_may_be_inputs_constants_and_listed_twice() -> None:
 def test_constant_without_data() -> None:
     writer = GraphWriter()
     writer.place(Op.CONST, [], [writer.tensor("c", *SHAPE)])
-    refused(writer, "no data")
+    expect_refused(writer, "no data")
 
 
 def test_computed_tensor_with_data() -> None:
     writer = GraphWriter()
     x = writer.input("x", (1,), DType.INT8)
     writer.place(Op.IDENTITY, [x], [writer.tensor("y", (1,), DType.INT8, b"\1")])
-    refused(writer, "has data though it is computed")
+    expect_refused(writer, "has data though it is computed")
 
 
 def test_shape_where_a_tensor_belongs_and_the_reverse() -> None:
     writer = GraphWriter()
     shape = writer.const_shape((6,))
     writer.output(writer.operator(Op.ABS, [shape], ((1,), F32)))
-    refused(writer, "is a shape")
+    expect_refused(writer, "is a shape")
     writer = GraphWriter()
     x = writer.input("x", *SHAPE)
     writer.output(writer.operator(Op.RESHAPE, [x, writer.constant(np.array([6], np.int32))], ((6,), F32)))
-    refused(writer, "is not a shape")
+    expect_refused(writer, "is not a shape")
 
 
 def test_constant_operands_must_be_constant_unless_dynamic() -> None:
@@ -110,12 +110,12 @@ def test_constant_operands_must_be_constant_unless_dynamic() -> None:
         Op.PAD, [SHAPE, Dims((0, 0, 0, 0)), ((1,), F32)], SHAPE
     )
     validate(read(data))
-    refused(data, "pad_const is not a compile time constant", Target(Profile.FLOATING_POINT))
+    expect_refused(data, "pad_const is not a compile time constant", Target(Profile.FLOATING_POINT))
     identity = GraphWriter()
     x, c = identity.input("x", *SHAPE), identity.constant(np.zeros(1, np.float32))
     c2 = identity.operator(Op.IDENTITY, [c], ((1,), F32))
     identity.output(identity.operator(Op.PAD, [x, identity.const_shape((0, 0, 0, 0)), c2], SHAPE))
-    refused(identity, "compile time constant", Target(Profile.FLOATING_POINT))
+    expect_refused(identity, "compile time constant", Target(Profile.FLOATING_POINT))
 
 
 def branch(writer: GraphWriter, name: str, op: Op = Op.ABS, shape: tuple[int, ...] = (2, 3)) -> RegionWriter:
@@ -140,7 +140,7 @@ def test_conditional() -> None:
     branch(writer, "e", Op.CEIL)
     data = writer.to_bytes()
     validate(read(data))
-    refused(data, "CONTROLFLOW", Target(Profile.FLOATING_POINT))
+    expect_refused(data, "CONTROLFLOW", Target(Profile.FLOATING_POINT))
 
 
 @pytest.mark.parametrize(("condition", "reason"), [(((1,), I32), "BOOL"), (((2,), BOOL), "one element")])
@@ -148,25 +148,25 @@ def test_condition_is_one_bool(condition: tuple[tuple[int, ...], DType], reason:
     writer = conditional(condition)
     branch(writer, "t")
     branch(writer, "e")
-    refused(writer, reason)
+    expect_refused(writer, reason)
 
 
 def test_region_that_does_not_exist() -> None:
     writer = conditional(names=("t", "nowhere"))
     branch(writer, "t")
-    refused(writer, "'nowhere' does not exist")
+    expect_refused(writer, "'nowhere' does not exist")
 
 
 def test_branch_with_another_shape_or_type() -> None:
     writer = conditional()
     branch(writer, "t")
     branch(writer, "e", shape=(3, 2))
-    refused(writer, "else_graph")
+    expect_refused(writer, "else_graph")
     writer = conditional()
     branch(writer, "t")
     region = writer.region("e")
     region.output(region.operator(Op.CAST, [region.input("a", *SHAPE)], ((2, 3), DType.FP16)))
-    refused(writer, "the outputs of else_graph")
+    expect_refused(writer, "the outputs of else_graph")
 
 
 def test_regions_that_call_each_other() -> None:
@@ -174,9 +174,9 @@ def test_regions_that_call_each_other() -> None:
     region = writer.region("t")
     go, x = region.input("g", (1,), BOOL), region.input("a", *SHAPE)
     region.output(region.operator(Op.COND_IF, [go, x], SHAPE, {"then_graph": "t", "else_graph": "t"}))
-    refused(writer, "'t' calls itself")
+    expect_refused(writer, "'t' calls itself")
     writer = conditional(names=("main", "main"))
-    refused(writer, "'main' calls itself")
+    expect_refused(writer, "'main' calls itself")
 
 
 def nested(depth: int) -> GraphWriter:
@@ -196,10 +196,10 @@ def nested(depth: int) -> GraphWriter:
 def test_nesting() -> None:
     """Twelve regions that call the next one twice are four thousand paths, walked as twelve."""
     validate(read(nested(6).to_bytes()))
-    refused(nested(7), "MAX_NESTING 6")
+    expect_refused(nested(7), "MAX_NESTING 6")
     loose = Target(ALL_PROFILES, Extension.CONTROLFLOW, NO_LEVEL)
     validate(read(nested(30).to_bytes()), loose)
-    refused(nested(200), "MAX_NESTING 32", loose)
+    expect_refused(nested(200), "MAX_NESTING 32", loose)
 
 
 def loop(step: int = 1, shape: tuple[int, ...] = ()) -> GraphWriter:
@@ -218,7 +218,7 @@ def loop(step: int = 1, shape: tuple[int, ...] = ()) -> GraphWriter:
 
 def test_loop() -> None:
     validate(read(loop().to_bytes()))
-    refused(loop(shape=(1,)), "GREATER")
+    expect_refused(loop(shape=(1,)), "GREATER")
 
 
 def test_loop_condition_is_one_bool() -> None:
@@ -229,14 +229,14 @@ def test_loop_condition_is_one_bool() -> None:
     a = region.input("a", *SHAPE)
     region.output(region.operator(Op.GREATER, [a, a], ((2, 3), BOOL)))
     branch(writer, "b")
-    refused(writer, "one BOOL element")
+    expect_refused(writer, "one BOOL element")
 
 
 def test_loop_body_changes_the_shape() -> None:
     writer = loop()
     region = next(region for region in writer._regions if region.name == "b")
     region._outputs.reverse()
-    refused(writer, "the outputs of body_graph")
+    expect_refused(writer, "the outputs of body_graph")
 
 
 def stateful(dtype: DType = F32) -> GraphWriter:
@@ -255,23 +255,23 @@ def test_variables() -> None:
     graph = read(data)
     validate(graph)
     assert [tensor.shape for tensor in graph.variables] == [(3,)]
-    refused(data, "VARIABLE", Target(Profile.FLOATING_POINT))
-    refused(stateful(DType.BF16), "types BF16")
+    expect_refused(data, "VARIABLE", Target(Profile.FLOATING_POINT))
+    expect_refused(stateful(DType.BF16), "types BF16")
 
 
 def test_variable_used_without_its_operators() -> None:
     writer = GraphWriter()
     state = writer.variable(np.zeros(3, np.float32))
     writer.output(writer.operator(Op.ABS, [state], ((3,), F32)))
-    refused(writer, "is a variable")
+    expect_refused(writer, "is a variable")
     writer = GraphWriter()
     x = writer.input("x", (3,), F32)
     writer.place(Op.VARIABLE_READ, [x], [writer.tensor("y", (3,), F32)])
-    refused(writer, "is no variable")
+    expect_refused(writer, "is no variable")
     writer = GraphWriter()
     x = writer.input("x", (3,), F32)
     writer.place(Op.VARIABLE_WRITE, [x], [writer.tensor("y", (3,), F32)])
-    refused(writer, "is no variable")
+    expect_refused(writer, "is no variable")
 
 
 @pytest.mark.parametrize(
@@ -286,13 +286,13 @@ def test_variable_used_without_its_operators() -> None:
     ],
 )
 def test_outside_the_target(op: Op, dtype: DType, needed: str, target: Target) -> None:
-    refused(single(op, [((4,), dtype)], ((4,), dtype)), f"needs (profile )?{needed}", target)
+    expect_refused(single(op, [((4,), dtype)], ((4,), dtype)), f"needs (profile )?{needed}", target)
 
 
 def test_cast_may_need_two_extensions() -> None:
     data = single(Op.CAST, [((4,), DType.BF16)], ((4,), DType.FP8E4M3))
     for extension in (Extension.BF16, Extension.FP8E4M3):
-        refused(data, "BF16 and FP8E4M3", Target(ALL_PROFILES, extension))
+        expect_refused(data, "BF16 and FP8E4M3", Target(ALL_PROFILES, extension))
     validate(read(data), Target(Profile.FLOATING_POINT, Extension.BF16 | Extension.FP8E4M3))
 
 
@@ -303,7 +303,7 @@ def test_cast_may_need_two_extensions() -> None:
 def test_rounding_modes_are_extensions(mode: RoundingMode, extension: Extension) -> None:
     one = [Const(np.array([value], dtype)) for value, dtype in ((1 << 30, "i4"), (31, "i1"), (0, "i4"), (0, "i1"))]
     data = single(Op.RESCALE, [((4,), I32), *one], ((4,), DType.INT8), {"scale32": True, "rounding_mode": mode})
-    refused(data, str(extension.name), Target(Profile.INTEGER))
+    expect_refused(data, str(extension.name), Target(Profile.INTEGER))
     assert required(read(data)) == Target(Profile.INTEGER, extension, LEVEL_8K)
 
 
@@ -325,8 +325,8 @@ def test_h2_tile_to_2_to_the_31_elements() -> None:
     small = writer.operator(Op.REDUCE_MAX, [big], ((1, 1 << 15), DType.INT8), {"axis": 0})
     writer.output(small)
     assert len(writer.to_bytes()) < 1000
-    refused(writer, "MAX_LOG2_SIZE")
-    refused(writer, "exceeds 1000", Target(ALL_PROFILES, level=NO_LEVEL), max_tensor_bytes=1000)
+    expect_refused(writer, "MAX_LOG2_SIZE")
+    expect_refused(writer, "exceeds 1000", Target(ALL_PROFILES, level=NO_LEVEL), max_tensor_bytes=1000)
 
 
 def test_h2_many_large_tensors() -> None:
@@ -336,7 +336,7 @@ def test_h2_many_large_tensors() -> None:
         value = writer.operator(Op.ABS, [value], ((1 << 20,), F32))
     writer.output(value)
     validate(read(writer.to_bytes()))
-    refused(writer, "all tensors together exceed", max_total_bytes=64 << 20)
+    expect_refused(writer, "all tensors together exceed", max_total_bytes=64 << 20)
 
 
 def test_reason_names_operator_and_region() -> None:
@@ -344,7 +344,7 @@ def test_reason_names_operator_and_region() -> None:
     branch(writer, "t")
     region = writer.region("e")
     region.output(region.operator(Op.CLZ, [region.input("a", *SHAPE)], SHAPE))
-    refused(writer, r"operator 0, COND_IF -> 'cond_if1': operator 0 of region 'e', CLZ -> 'e_clz1': types FP32")
+    expect_refused(writer, r"operator 0, COND_IF -> 'cond_if1': operator 0 of region 'e', CLZ -> 'e_clz1': types FP32")
 
 
 def test_no_extension_is_the_default() -> None:

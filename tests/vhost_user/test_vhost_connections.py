@@ -6,7 +6,6 @@ import array
 import os
 import socket
 import struct
-import time
 from collections.abc import Callable
 
 import pytest
@@ -21,7 +20,7 @@ from virtaccel.guest_tools.transport.vhost_user import FrontEnd
 PF, V1 = 1 << 30, 1 << 32
 
 
-def alive(daemon: Daemon) -> None:
+def assert_served(daemon: Daemon) -> None:
     """The next front end is served."""
     with Vm(daemon.path).start() as vm:
         assert len(vm.call_device(request(1))) == 92
@@ -55,17 +54,7 @@ class Raw:
         self.socket.close()
 
 
-def idle(daemon: Daemon) -> int:
-    """Its descriptors once the last front end's are gone: the same number several times over."""
-    seen: list[int] = []
-    while len(seen) < 5 or len(set(seen[-5:])) > 1:
-        assert len(seen) < 200
-        seen.append(daemon.fds())
-        time.sleep(0.02)
-    return seen[-1]
-
-
-def settled(daemon: Daemon, fds: int) -> None:
+def wait_until_fds(daemon: Daemon, fds: int) -> None:
     wait_until(lambda: daemon.fds() == fds, f"{fds} descriptors, not {daemon.fds()}")
 
 
@@ -73,16 +62,16 @@ def settled(daemon: Daemon, fds: int) -> None:
 
 
 def test_v1_a_thousand_sessions_leave_nothing_behind(daemon: Daemon) -> None:
-    alive(daemon)
+    assert_served(daemon)
     memory = Memory()
-    before, threads = idle(daemon), daemon.threads()
+    before, threads = daemon.idle_fds(), daemon.threads()
     resident = 0
     for number in range(1000):
         with Vm(daemon.path, memory=Kept(memory)).start() as vm:
             assert len(vm.call_device(request(1, request_id=number + 1))) == 92
         if number == 200:
             resident = daemon.status("VmRSS")
-    settled(daemon, before)
+    wait_until_fds(daemon, before)
     assert daemon.threads() == threads
     assert daemon.status("VmRSS") - resident < 2048
     memory.close()
@@ -111,7 +100,7 @@ def test_v1_a_thousand_replacements_of_kick_call_and_error(daemon: Daemon) -> No
 
 
 def test_v1_backend_channel_is_held_and_given_back(daemon: Daemon) -> None:
-    settle = idle(daemon)
+    settle = daemon.idle_fds()
     with Vm(daemon.path).start() as vm:
         before = daemon.fds()
         for _ in range(10):
@@ -119,7 +108,7 @@ def test_v1_backend_channel_is_held_and_given_back(daemon: Daemon) -> None:
             with ours, theirs:
                 vm.front.tell(Request.SET_BACKEND_REQ_FD, b"", [theirs.fileno()])
         assert daemon.fds() == before + 1
-    settled(daemon, settle)
+    wait_until_fds(daemon, settle)
 
 
 def header(number: int, size: int, flags: int = 1) -> bytes:
@@ -132,7 +121,7 @@ WRONG_COUNTS = [(5, 40, 0), (5, 40, 2), (12, 8, 2), (13, 8, 2), (14, 8, 2), (21,
 
 @pytest.mark.parametrize(("number", "size", "count"), WRONG_COUNTS)
 def test_v1_wrong_number_of_descriptors_closes_them_all(daemon: Daemon, number: int, size: int, count: int) -> None:
-    alive(daemon)
+    assert_served(daemon)
     with Vm(daemon.path) as vm:
         vm.negotiate()
         before = daemon.fds()
@@ -149,24 +138,24 @@ def test_v1_wrong_number_of_descriptors_closes_them_all(daemon: Daemon, number: 
             assert daemon.fds() == before
         for fd in fds:
             os.close(fd)
-    alive(daemon)
+    assert_served(daemon)
 
 
 def test_v1_truncated_control_data_ends_the_session_and_closes_everything(daemon: Daemon) -> None:
-    alive(daemon)
-    before = idle(daemon)
+    assert_served(daemon)
+    before = daemon.idle_fds()
     fds = [os.eventfd(0) for _ in range(200)]
     with Raw(daemon) as raw:
         raw.send(header(5, 8) + bytes(8), fds)
         assert raw.ended()
-    settled(daemon, before)
+    wait_until_fds(daemon, before)
     for fd in fds:
         os.close(fd)
-    alive(daemon)
+    assert_served(daemon)
 
 
 def test_v1_descriptors_without_a_message_are_bounded(daemon: Daemon) -> None:
-    before = idle(daemon)
+    before = daemon.idle_fds()
     fds = [os.eventfd(0) for _ in range(64)]
     with Raw(daemon) as raw:
         for byte in header(5, 8)[:3]:
@@ -175,18 +164,18 @@ def test_v1_descriptors_without_a_message_are_bounded(daemon: Daemon) -> None:
             except (BrokenPipeError, ConnectionResetError):
                 break
         assert raw.ended()
-    settled(daemon, before)
+    wait_until_fds(daemon, before)
     for fd in fds:
         os.close(fd)
 
 
 def test_descriptors_of_a_message_cut_short_are_closed(daemon: Daemon) -> None:
-    before = idle(daemon)
+    before = daemon.idle_fds()
     memory = Memory()
     for cut in (1, 11, 12, 20):
         with Raw(daemon) as raw:
             raw.send((header(5, 40) + m.encode_table([memory.region]))[:cut], [memory.fd])
-    settled(daemon, before)
+    wait_until_fds(daemon, before)
     memory.close()
 
 
@@ -309,12 +298,12 @@ GARBAGE: dict[str, bytes] = {
 
 @pytest.mark.parametrize("name", sorted(GARBAGE))
 def test_v5_garbage_ends_only_its_session(daemon: Daemon, name: str) -> None:
-    before = idle(daemon)
+    before = daemon.idle_fds()
     with Raw(daemon) as raw:
         raw.send(GARBAGE[name])
         assert raw.ended()
-    alive(daemon)
-    settled(daemon, before)
+    assert_served(daemon)
+    wait_until_fds(daemon, before)
 
 
 def test_v5_memory_that_is_not_shared_is_named(daemon: Daemon) -> None:
@@ -335,7 +324,7 @@ def test_private_memory_shows_as_kicks_without_work(
                 vm.ring_bell()
                 vm.front.ask(Request.GET_QUEUE_NUM)
         wait_until(lambda: "kicks come and the ring stays empty" in daemon.log(), "a message", daemon)
-        alive(daemon)
+        assert_served(daemon)
         assert daemon.log().count("kicks come and the ring stays empty") == 1
 
 
@@ -345,7 +334,7 @@ def test_a_front_end_that_never_reads_its_replies_is_contained(daemon: Daemon) -
         with pytest.raises(TimeoutError):
             raw.socket.sendall(m.encode(1) * (4 << 20))
         assert daemon.status("VmRSS") < 250 * 1024
-    alive(daemon)
+    assert_served(daemon)
 
 
 def test_v5_restart_after_a_kill_on_the_same_path(folder: object, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -358,7 +347,7 @@ def test_v5_restart_after_a_kill_on_the_same_path(folder: object, tmp_path_facto
         assert os.path.exists(daemon.path), "a killed process leaves its socket file"
         daemon.start()
         wait_until(refuses_nothing(daemon), "listens", daemon)
-        alive(daemon)
+        assert_served(daemon)
 
 
 def refuses_nothing(daemon: Daemon) -> Callable[[], bool]:

@@ -29,7 +29,7 @@ def lowered(daemon: Daemon, kind: int, value: int) -> Iterator[None]:
         resource.prlimit(daemon.process.pid, kind, before)
 
 
-def served(daemon: Daemon) -> None:
+def assert_served(daemon: Daemon) -> None:
     with Vm(daemon.path).start() as vm:
         assert len(vm.call_device(request(1))) == 92
 
@@ -37,13 +37,12 @@ def served(daemon: Daemon) -> None:
 @pytest.fixture
 def daemon(tmp_path: Path) -> Iterator[Daemon]:
     with Daemon(tmp_path) as made:
-        served(made)
+        assert_served(made)
         wait_until(lambda: "released" in made.log(), "the first has gone", made)
-        time.sleep(0.2)  # and what it left is closed
-        before = made.fds()
+        before = made.idle_fds()
         yield made
         wait_until(lambda: made.fds() == before, "no descriptor is left", made)
-        served(made)
+        assert_served(made)
         assert "Traceback" not in made.log()
         assert made.stop() == 0
 

@@ -88,7 +88,7 @@ def pending(slow: Slow) -> int:
     return states.count(EventState.PENDING)
 
 
-def right_answers(daemon: Daemon) -> None:
+def assert_right_answers(daemon: Daemon) -> None:
     """A new front end gets a small program's exact answer."""
     with accelerator.open(f"vhost-user:{daemon.path}", patience=60.0) as device:
         x = np.random.default_rng(2).standard_normal((1, 16, 16)).astype(np.float32)
@@ -129,9 +129,9 @@ def test_l1_the_session_ends_while_native_code_runs(openvino_daemon: Daemon, slo
         other = m.MemoryRegion(1 << 40, 4096, 1 << 40, 0)
         front.tell(Request.SET_MEM_TABLE, m.encode_table([other]), [transport(slow.device)._fd])
     leave(slow)
-    right_answers(openvino_daemon)
+    assert_right_answers(openvino_daemon)
     time.sleep(1.0)
-    right_answers(openvino_daemon)
+    assert_right_answers(openvino_daemon)
 
 
 def test_l2_terminated_with_eight_submissions_running(tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -238,7 +238,7 @@ def test_l3_reset_with_submissions_pending(openvino_daemon: Daemon, slow_model: 
     device.session.read(fresh, memoryview(sink))
     assert not any(sink)
     leave(slow)
-    right_answers(openvino_daemon)
+    assert_right_answers(openvino_daemon)
 
 
 @pytest.mark.parametrize("how", ["reset", "close"])
@@ -265,7 +265,7 @@ def test_l3_a_load_overtaken_by_a_reset_writes_nothing(openvino_daemon: Daemon, 
             device.session.call(device.session.client.get_device_info())
         assert front._memory[start:] == canary[start:]
     device.session.close()
-    right_answers(openvino_daemon)
+    assert_right_answers(openvino_daemon)
 
 
 def test_pause_and_resume_lose_nothing(openvino_daemon: Daemon, slow_model: bytes) -> None:

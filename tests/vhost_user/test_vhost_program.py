@@ -26,7 +26,7 @@ def run(*options: str, **keywords: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*PROGRAM, *options], capture_output=True, text=True, timeout=60, **keywords)  # type: ignore[call-overload, no-any-return]
 
 
-def works(path: str) -> None:
+def assert_served(path: str) -> None:
     with Vm(path).start() as vm:
         assert len(vm.call_device(request(1))) == 92
 
@@ -84,7 +84,7 @@ def test_backend_that_is_not_there_takes_the_socket_away_again(tmp_path: Path) -
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_ends_cleanly(tmp_path: Path, number: int) -> None:
     with Daemon(tmp_path) as daemon:
-        works(daemon.path)
+        assert_served(daemon.path)
         assert daemon.stop(number) == 0  # within its patience
         assert sorted(os.listdir(tmp_path)) == ["daemon.log"]
 
@@ -105,7 +105,7 @@ def test_a_stale_socket_file_is_replaced(tmp_path: Path) -> None:
     process = subprocess.Popen([*PROGRAM, "--backend", "reference", "--socket-path", str(tmp_path / "accel.sock")])
     try:
         wait_until(lambda: connects(tmp_path / "accel.sock"), "listens")
-        works(str(tmp_path / "accel.sock"))
+        assert_served(str(tmp_path / "accel.sock"))
     finally:
         process.terminate()
         assert process.wait(PATIENCE) == 0
@@ -126,7 +126,7 @@ def test_a_live_socket_is_not_stolen(tmp_path: Path) -> None:
             if vm is not None:
                 assert len(vm.call_device(request(1))) == 92
                 vm.close()
-        works(daemon.path)
+        assert_served(daemon.path)
 
 
 def test_what_is_no_socket_is_left_alone(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_a_socket_file_that_somebody_replaced_is_not_removed_at_the_end(tmp_path
         theirs.close()
 
 
-def over_socket(connection: socket.socket) -> None:
+def assert_served_on(connection: socket.socket) -> None:
     """A few messages as a front end, on a socket that is there already."""
     connection.settimeout(PATIENCE)
     connection.sendall(m.encode(Request.GET_QUEUE_NUM) + m.encode(Request.GET_MAX_MEM_SLOTS))
@@ -165,7 +165,7 @@ def test_fd_connected(tmp_path: Path) -> None:
         [*PROGRAM, "--backend", "reference", "--fd", str(theirs.fileno())], pass_fds=[theirs.fileno()]
     )
     theirs.close()
-    over_socket(ours)
+    assert_served_on(ours)
     ours.close()
     assert process.wait(PATIENCE) == 0, "ends with its session"
 
@@ -177,8 +177,8 @@ def test_fd_listening(tmp_path: Path) -> None:
         process = subprocess.Popen(
             [*PROGRAM, "--backend", "reference", "--fd", str(listening.fileno())], pass_fds=[listening.fileno()]
         )
-    works(str(tmp_path / "a"))
-    works(str(tmp_path / "a"))
+    assert_served(str(tmp_path / "a"))
+    assert_served(str(tmp_path / "a"))
     process.terminate()
     assert process.wait(PATIENCE) == 0
     assert os.path.exists(tmp_path / "a"), "whoever made the socket removes it"
@@ -224,7 +224,7 @@ def test_socket_activation(tmp_path: Path) -> None:
         each.close()
     with process:
         for name in "aba":
-            works(str(tmp_path / name))
+            assert_served(str(tmp_path / name))
         process.terminate()
         assert process.wait(PATIENCE) == 0
     assert sorted(os.listdir(tmp_path)) == ["a", "b"]
@@ -245,7 +245,7 @@ def test_connect_to_a_vmm_that_listens(tmp_path: Path) -> None:
         listening.settimeout(PATIENCE)
         connection, _ = listening.accept()
     with connection:
-        over_socket(connection)
+        assert_served_on(connection)
     assert process.wait(PATIENCE) == 0
 
 
@@ -330,7 +330,7 @@ def test_two_guests_in_one_process(tmp_path: Path) -> None:
 @pytest.mark.parametrize("backend", ["reference", "openvino"])
 def test_idle_costs_nothing_much(tmp_path: Path, backend: str) -> None:
     with Daemon(tmp_path, backend=backend) as daemon:
-        works(daemon.path)
+        assert_served(daemon.path)
         with Vm(daemon.path).start() as vm:
             assert len(vm.call_device(request(1))) == 92
             before = daemon.cpu_seconds()

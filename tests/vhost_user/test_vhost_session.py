@@ -200,7 +200,7 @@ def test_the_list_of_requests_is_complete() -> None:
     assert set(GOOD) == set(m.RULES)
 
 
-def refused(table: Table, request: int, payload: bytes, *fds: int) -> None:
+def expect_refused(table: Table, request: int, payload: bytes, *fds: int) -> None:
     """Refused in the way that the request allows, and not acted on."""
     if request == Request.GET_CONFIG:
         assert table.ask(request, payload, *fds) == m.encode_reply(request, b"")
@@ -218,24 +218,24 @@ def refused(table: Table, request: int, payload: bytes, *fds: int) -> None:
 def test_short(request_number: int) -> None:
     payload, fds = GOOD[request_number]
     shorter = payload[: m.CONFIG_HEAD.size - 1] if request_number in (24, 25) else payload[:-1]
-    refused(Table(), request_number, shorter, *fds)
-    refused(Table(), request_number, b"", *fds)
+    expect_refused(Table(), request_number, shorter, *fds)
+    expect_refused(Table(), request_number, b"", *fds)
 
 
 @pytest.mark.parametrize("request_number", EVERY)
 def test_long(request_number: int) -> None:
     payload, fds = GOOD[request_number]
     most = m.RULES[request_number].most
-    refused(Table(), request_number, payload + bytes(most + 1 - len(payload)), *fds)
+    expect_refused(Table(), request_number, payload + bytes(most + 1 - len(payload)), *fds)
 
 
 @pytest.mark.parametrize("request_number", EVERY)
 def test_wrong_number_of_descriptors(request_number: int) -> None:
     payload, fds = GOOD[request_number]
     more = (*fds, 7, 8) if request_number == Request.REM_MEM_REG else (*fds, 7)
-    refused(Table(), request_number, payload, *more)
+    expect_refused(Table(), request_number, payload, *more)
     if fds:
-        refused(Table(), request_number, payload)
+        expect_refused(Table(), request_number, payload)
 
 
 @pytest.mark.parametrize("request_number", EVERY)

@@ -27,7 +27,7 @@ def vm_run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[s
     )
 
 
-def check(model: Path, folder: Path) -> None:
+def assert_good_run(model: Path, folder: Path) -> None:
     answers = model.with_suffix(".io.npz")
     done = vm_run(str(model), "--check", str(answers), "--logs", str(folder / "logs"), TMPDIR=str(folder))
     assert done.returncode == 0, done.stdout + done.stderr
@@ -52,11 +52,11 @@ def processes_with(text: str) -> list[str]:
 
 
 def test_the_digits_example(sysroot: Sysroot, root: Path, folder: Path) -> None:
-    check(root / "examples/digits/digits.tosa", folder)
+    assert_good_run(root / "examples/digits/digits.tosa", folder)
 
 
 def test_the_shared_face_detector(sysroot: Sysroot, shared: Path, folder: Path) -> None:
-    check(shared / "models/face_detection_short_range.tosa", folder)
+    assert_good_run(shared / "models/face_detection_short_range.tosa", folder)
 
 
 def test_shell_is_a_console_with_the_guest_program(sysroot: Sysroot) -> None:
@@ -66,9 +66,9 @@ def test_shell_is_a_console_with_the_guest_program(sysroot: Sysroot) -> None:
     process = subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True)
     os.close(terminal)
     try:
-        read_until(person, b"# ")
+        wait_until_read(person, b"# ")
         os.write(person, b"python3 /virtaccel-guest.pyz info; echo status=$?\n")
-        assert b"max_contexts" in read_until(person, b"status=0")
+        assert b"max_contexts" in wait_until_read(person, b"status=0")
         os.write(person, b"poweroff -f\n")
         assert process.wait(60) == 0
     finally:
@@ -77,7 +77,7 @@ def test_shell_is_a_console_with_the_guest_program(sysroot: Sysroot) -> None:
         os.close(person)
 
 
-def read_until(fd: int, wanted: bytes, timeout: float = 120.0) -> bytes:
+def wait_until_read(fd: int, wanted: bytes, timeout: float = 120.0) -> bytes:
     """What the terminal shows, up to and with `wanted`."""
     seen = b""
     limit = time.monotonic() + timeout

@@ -29,7 +29,7 @@ def daemon(request: pytest.FixtureRequest) -> Iterator[Daemon]:
 
 @pytest.mark.parametrize(("target", "least"), [("session", 300), ("vhost", 600)])
 def test_a_socket_is_fuzzed(daemon: Daemon, target: str, least: int, tmp_path: Path) -> None:
-    before = daemon.fds()
+    before = daemon.idle_fds()
     arguments = ["--via", f"vhost-user:{daemon.path}", "--steps", str(least), "--seed", "9", "--json"]
     arguments += ["--output", str(tmp_path)]
     run = CliRunner().invoke(main, ["fuzz", target, *arguments])
