@@ -21,8 +21,8 @@ from virtaccel.device.reset import ResetReport
 from virtaccel.virtqueue.segments import Chain
 from virtaccel.virtqueue.split import DeviceQueue
 
+# Chains served per wake-up before the event loop gets another look at everything else.
 BATCH: Final = 64
-"""Chains served per wake-up before the event loop gets another look at everything else."""
 
 
 class Device:

@@ -135,5 +135,5 @@ def _first() -> Callable[[], object]:
     raise NoBarrier("; ".join(reasons))
 
 
+# Full barrier: no access before the call is seen after one behind it, by any processor. About 0.1 us.
 fence: Final[Callable[[], object]] = _first()
-"""Full barrier: no access before the call is seen after one behind it, by any processor. About 0.1 us."""

@@ -5,6 +5,7 @@ nor memory nor a barrier. Who walks descriptors into a chain is `chain.walk`.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 Segments = Sequence[memoryview]
 
@@ -13,6 +14,7 @@ class Fault(Exception):
     """An address range that no region holds wholly, or a range of a chain that its segments do not hold."""
 
 
+@dataclass(eq=False, slots=True)
 class Chain:
     """A popped chain. `head` is the driver's token for it, kept as it came, even when it is no descriptor's index.
 
@@ -21,19 +23,13 @@ class Chain:
     then there are no segments. `epoch` is the queue's, see `DeviceQueue.reset`.
     """
 
-    __slots__ = ("broken", "epoch", "head", "readable", "readable_bytes", "writable", "writable_bytes")
-
-    def __init__(
-        self, head: int, readable: tuple[memoryview, ...] = (), writable: tuple[memoryview, ...] = (),
-        readable_bytes: int = 0, writable_bytes: int = 0, broken: str | None = None, epoch: int = 0,
-    ) -> None:
-        self.head = head
-        self.readable = readable
-        self.writable = writable
-        self.readable_bytes = readable_bytes
-        self.writable_bytes = writable_bytes
-        self.broken = broken
-        self.epoch = epoch
+    head: int
+    readable: tuple[memoryview, ...] = ()
+    writable: tuple[memoryview, ...] = ()
+    readable_bytes: int = 0
+    writable_bytes: int = 0
+    broken: str | None = None
+    epoch: int = 0
 
     @classmethod
     def over(cls, head: int, readable: Segments, writable: Segments) -> "Chain":

@@ -29,13 +29,13 @@ class _Calls(NamedTuple):
 
 
 _CALLS: Final = {"x86_64": _Calls(206, 209, 208), "aarch64": _Calls(0, 2, 4)}
+# struct iocb: data, key, flags, operation, priority, file, memory, bytes, offset, reserved, flags, eventfd.
 _REQUEST: Final = struct.Struct("<QIIHhIQQqQII")
-"""struct iocb: data, key, flags, operation, priority, file, memory, bytes, offset, reserved, flags, eventfd."""
 _PREAD, _HAS_EVENTFD = 0, 1
 _EVENTFD_AT: Final = 60
 _EVENT_BYTES: Final = 32
+# Ended requests that are left unread before they are read at one go.
 _ROOM: Final = 32
-"""Ended requests that are left unread before they are read at one go."""
 
 _syscall = ctypes.PyDLL(None, use_errno=True).syscall  # never blocks, so the interpreter's lock is kept
 

@@ -30,59 +30,24 @@ FLAG_NEED_REPLY = 1 << 3
 
 MAX_MEMORY_SLOTS = 64
 MAX_CONFIG_BYTES = 256
+# Nothing a front end may say is longer: a larger size is not a message of this protocol.
 MAX_PAYLOAD_BYTES = 4096
-"""Nothing a front end may say is longer: a larger size is not a message of this protocol."""
 
 VRING_INDEX_MASK = 0xFF
 VRING_NO_FD = 1 << 8
 
 
-class Request(IntEnum):
-    """Front-end requests. Names as in the standard, without the prefix."""
-
-    GET_FEATURES = 1
-    SET_FEATURES = 2
-    SET_OWNER = 3
-    RESET_OWNER = 4
-    SET_MEM_TABLE = 5
-    SET_LOG_BASE = 6
-    SET_LOG_FD = 7
-    SET_VRING_NUM = 8
-    SET_VRING_ADDR = 9
-    SET_VRING_BASE = 10
-    GET_VRING_BASE = 11
-    SET_VRING_KICK = 12
-    SET_VRING_CALL = 13
-    SET_VRING_ERR = 14
-    GET_PROTOCOL_FEATURES = 15
-    SET_PROTOCOL_FEATURES = 16
-    GET_QUEUE_NUM = 17
-    SET_VRING_ENABLE = 18
-    SEND_RARP = 19
-    NET_SET_MTU = 20
-    SET_BACKEND_REQ_FD = 21
-    IOTLB_MSG = 22
-    SET_VRING_ENDIAN = 23
-    GET_CONFIG = 24
-    SET_CONFIG = 25
-    CREATE_CRYPTO_SESSION = 26
-    CLOSE_CRYPTO_SESSION = 27
-    POSTCOPY_ADVISE = 28
-    POSTCOPY_LISTEN = 29
-    POSTCOPY_END = 30
-    GET_INFLIGHT_FD = 31
-    SET_INFLIGHT_FD = 32
-    GPU_SET_SOCKET = 33
-    RESET_DEVICE = 34
-    VRING_KICK = 35
-    GET_MAX_MEM_SLOTS = 36
-    ADD_MEM_REG = 37
-    REM_MEM_REG = 38
-    SET_STATUS = 39
-    GET_STATUS = 40
-    GET_SHARED_OBJECT = 41
-    SET_DEVICE_STATE_FD = 42
-    CHECK_DEVICE_STATE = 43
+# Front-end requests, numbered from 1. Names as in the standard, without the prefix.
+Request = IntEnum(
+    "Request",
+    "GET_FEATURES SET_FEATURES SET_OWNER RESET_OWNER SET_MEM_TABLE SET_LOG_BASE SET_LOG_FD SET_VRING_NUM "
+    "SET_VRING_ADDR SET_VRING_BASE GET_VRING_BASE SET_VRING_KICK SET_VRING_CALL SET_VRING_ERR "
+    "GET_PROTOCOL_FEATURES SET_PROTOCOL_FEATURES GET_QUEUE_NUM SET_VRING_ENABLE SEND_RARP NET_SET_MTU "
+    "SET_BACKEND_REQ_FD IOTLB_MSG SET_VRING_ENDIAN GET_CONFIG SET_CONFIG CREATE_CRYPTO_SESSION "
+    "CLOSE_CRYPTO_SESSION POSTCOPY_ADVISE POSTCOPY_LISTEN POSTCOPY_END GET_INFLIGHT_FD SET_INFLIGHT_FD "
+    "GPU_SET_SOCKET RESET_DEVICE VRING_KICK GET_MAX_MEM_SLOTS ADD_MEM_REG REM_MEM_REG SET_STATUS GET_STATUS "
+    "GET_SHARED_OBJECT SET_DEVICE_STATE_FD CHECK_DEVICE_STATE",
+)
 
 
 class ProtocolFeature(IntFlag):
@@ -183,6 +148,7 @@ _U64 = Rule(8, 8)
 _STATE = Rule(8, 8)
 _VRING_FD = Rule(8, 8, 0, 1)
 
+# The requests this device serves. Any other number is refused.
 RULES: Mapping[int, Rule] = {
     Request.GET_FEATURES: _GET,
     Request.SET_FEATURES: _U64,
@@ -211,19 +177,12 @@ RULES: Mapping[int, Rule] = {
     Request.SET_STATUS: _U64,
     Request.GET_STATUS: _GET,
 }
-"""The requests this device serves. Any other number is refused."""
 
+# Requests that are not served and whose sender would wait for an answer that has no way to say no.
 WAITS_FOR_REPLY = frozenset({
-    Request.IOTLB_MSG,
-    Request.CREATE_CRYPTO_SESSION,
-    Request.POSTCOPY_ADVISE,
-    Request.POSTCOPY_END,
-    Request.GET_INFLIGHT_FD,
-    Request.GET_SHARED_OBJECT,
-    Request.SET_DEVICE_STATE_FD,
-    Request.CHECK_DEVICE_STATE,
-})
-"""Requests that are not served and whose sender would wait for an answer that has no way to say no."""
+    Request.IOTLB_MSG, Request.CREATE_CRYPTO_SESSION, Request.POSTCOPY_ADVISE, Request.POSTCOPY_END,
+    Request.GET_INFLIGHT_FD, Request.GET_SHARED_OBJECT, Request.SET_DEVICE_STATE_FD, Request.CHECK_DEVICE_STATE,
+})  # fmt: skip
 
 NAMES: Mapping[int, str] = {int(request): request.name for request in Request}
 

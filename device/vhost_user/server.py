@@ -22,8 +22,8 @@ from virtaccel.device.vhost_user.message import MessageError
 from virtaccel.device.vhost_user.session import EndSession, FrontEndSession
 from virtaccel.device.vhost_user.sockets import Listener
 
+# Where front ends come from: a listener, or the one connection there will ever be.
 Source: TypeAlias = Listener | socket.socket
-"""Where front ends come from: a listener, or the one connection there will ever be."""
 
 # A front end sends about a dozen messages to start; with 16 it is served in one turn, and no flood holds up the others.
 _MESSAGES_A_TURN: Final = 16

@@ -25,20 +25,12 @@ from virtaccel.device.front_end import MemoryRegion, RequestRefused, RingSetup
 from virtaccel.device.vhost_user import message as m
 from virtaccel.device.vhost_user.message import Message, ProtocolFeature, Request
 
+# No ring feature beyond the basic split ring (virtqueue.md 1), no IOMMU, no dirty log (VHOST_F_LOG_ALL).
 FEATURES = m.VIRTIO_F_VERSION_1 | m.VHOST_USER_F_PROTOCOL_FEATURES
-"""No ring feature beyond the basic split ring (virtqueue.md 1), no IOMMU, no dirty log (VHOST_F_LOG_ALL)."""
 
-PROTOCOL_FEATURES = (
-    ProtocolFeature.MQ
-    | ProtocolFeature.REPLY_ACK
-    | ProtocolFeature.BACKEND_REQ
-    | ProtocolFeature.CONFIG
-    | ProtocolFeature.RESET_DEVICE
-    | ProtocolFeature.CONFIGURE_MEM_SLOTS
-    | ProtocolFeature.STATUS
-)
-"""INFLIGHT_SHMFD is not offered: its promise is that a restarted back end finishes what was in flight, and a restarted
-device has lost the objects that commands in flight name. After a restart the guest has to reset the device."""
+# INFLIGHT_SHMFD is not offered: its promise is that a restarted back end finishes what was in flight, and a restarted
+# device has lost the objects that commands in flight name. After a restart the guest has to reset the device.
+PROTOCOL_FEATURES = sum(ProtocolFeature)
 
 QUEUES = 1
 COMMAND_QUEUE = 0

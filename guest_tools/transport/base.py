@@ -18,8 +18,8 @@ __all__ = [
     "decode_config",
 ]  # fmt: skip
 
+# A piece of a request frame; a memoryview is contiguous and of format 'B'.
 Part: TypeAlias = bytes | bytearray | memoryview
-"""A piece of a request frame; a memoryview is contiguous and of format 'B'."""
 
 
 class TransportError(Exception):

@@ -26,8 +26,8 @@ SLOT_BYTES: Final = SLOT_REQUEST_BYTES + SLOT_RESPONSE_BYTES
 _new_tuple: Final = tuple.__new__  # NamedTuple's constructor without its handling of keywords, on the hot path
 
 Range: TypeAlias = tuple[int, int]
+# From an offset and a length in the block to the device's (address, length) ranges, in order.
 Locate: TypeAlias = Callable[[int, int], Sequence[Range]]
-"""From an offset and a length in the block to the device's (address, length) ranges, in order."""
 
 
 class _Slot(NamedTuple):
@@ -119,16 +119,11 @@ class CommandRing:
     def publish(self, request: Sequence[Part], capacity: int) -> int:
         """Copy the frame into the block and make the chain available; returns its head. Raises Backpressure, and
         TransportError for a frame that can never fit. Whether to kick is the caller's business."""
-        if len(request) == 1:
-            frame = request[0]
-            size = len(frame)
-            if size > SLOT_REQUEST_BYTES or capacity > SLOT_RESPONSE_BYTES:
-                return self._publish_large(request, size, capacity)
-        else:
-            size = sum(map(len, request))
-            if size > SLOT_REQUEST_BYTES or capacity > SLOT_RESPONSE_BYTES:
-                return self._publish_large(request, size, capacity)
-            frame = b"".join(request)
+        alone = len(request) == 1
+        size = len(request[0]) if alone else sum(map(len, request))
+        if size > SLOT_REQUEST_BYTES or capacity > SLOT_RESPONSE_BYTES:
+            return self._publish_large(request, size, capacity)
+        frame = request[0] if alone else b"".join(request)
         if not self._free:
             raise Backpressure("no free slot")
         slot = self._free.pop()
@@ -136,11 +131,10 @@ class CommandRing:
         self._block[start : start + size] = frame
         try:
             head = self.queue.publish_pair(request_address, size, response_address, capacity)
-        except DeviceMisbehaved as error:
+        except BaseException as error:
             self._free.append(slot)
-            raise TransportError(f"the device broke the ring: {error}") from error
-        except BaseException:
-            self._free.append(slot)
+            if isinstance(error, DeviceMisbehaved):
+                raise _broken(error) from error
             raise
         self._issued[head] = slot
         self.published += 1
@@ -160,21 +154,26 @@ class CommandRing:
         answer = start + _pages(size)
         readable, writable = self._locate(start, size), self._locate(answer, capacity)
         try:
-            if len(readable) + len(writable) > self._limit:
-                raise TransportError(
-                    f"a command of {size} + {capacity} bytes needs {len(readable) + len(writable)} descriptors, "
-                    f"the device takes {self._limit}"
-                )
-            head = self.queue.publish(readable, writable)
-        except DeviceMisbehaved as error:
-            self._pages.give_back(taken)
-            raise TransportError(f"the device broke the ring: {error}") from error
+            head = self._publish_chain(readable, writable)
         except BaseException:
             self._pages.give_back(taken)
             raise
         self._issued[head] = _Slot(start, 0, 0, self._block[answer : answer + capacity], taken)
         self.published += 1
         return head
+
+    def _publish_chain(self, readable: Sequence[Range], writable: Sequence[Range]) -> int:
+        """A chain of any number of ranges. Raises Backpressure, TransportError."""
+        if len(readable) + len(writable) > self._limit:
+            size, capacity = (sum(length for _, length in ranges) for ranges in (readable, writable))
+            raise TransportError(
+                f"a command of {size} + {capacity} bytes needs {len(readable) + len(writable)} descriptors, "
+                f"the device takes {self._limit}"
+            )
+        try:
+            return self.queue.publish(readable, writable)
+        except DeviceMisbehaved as error:
+            raise _broken(error) from error
 
     def lay_bare(
         self, notify: Callable[[], None], rest: Callable[[float], None], reset: Callable[[], None]
@@ -207,13 +206,9 @@ class CommandRing:
         readable += self._locate(source.offset, len(source)) if source else ()  # an empty range is none
         writable += self._locate(sink.offset, len(sink)) if sink else ()
         try:
-            if len(readable) + len(writable) > self._limit:
-                raise TransportError(f"{len(readable) + len(writable)} descriptors, the device takes {self._limit}")
-            head = self.queue.publish(readable, writable)
-        except BaseException as error:
+            head = self._publish_chain(readable, writable)
+        except BaseException:
             self._free.append(slot)
-            if isinstance(error, DeviceMisbehaved):
-                raise TransportError(f"the device broke the ring: {error}") from error
             raise
         if sink:
             start, request_address, response_address, response, _, _ = slot
@@ -227,7 +222,7 @@ class CommandRing:
         try:
             used = self.queue.collect()
         except DeviceMisbehaved as error:
-            raise TransportError(f"the device broke the ring: {error}") from error
+            raise _broken(error) from error
         if used is None:
             return None
         head, written = used
@@ -255,3 +250,7 @@ class CommandRing:
                 self._free.append(self._whole(slot))
             else:
                 self._pages.give_back(slot.pages)
+
+
+def _broken(error: DeviceMisbehaved) -> TransportError:
+    return TransportError(f"the device broke the ring: {error}")

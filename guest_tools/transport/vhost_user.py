@@ -32,21 +32,14 @@ from virtaccel.guest_tools.transport.ring import CommandRing, block_bytes
 from virtaccel.virtqueue.layout import Placement
 
 CONFIG_BYTES: Final = 16
+# What /proc calls the memory shared with the device, here and there.
 MEMORY_NAME: Final = "virtaccel"
-"""What /proc calls the memory shared with the device, here and there."""
 GUEST_ADDRESS: Final = 1 << 32
+# Where the block of memory is, for descriptors and for the ring's parts: two address spaces, so two numbers.
 USER_ADDRESS: Final = 0x5600_0000_0000
-"""Where the block of memory is, for descriptors and for the ring's parts: two address spaces, so two numbers."""
 
 WANTED_FEATURES = m.VIRTIO_F_VERSION_1 | m.VHOST_USER_F_PROTOCOL_FEATURES
-WANTED_PROTOCOL_FEATURES = int(
-    ProtocolFeature.MQ
-    | ProtocolFeature.REPLY_ACK
-    | ProtocolFeature.CONFIG
-    | ProtocolFeature.RESET_DEVICE
-    | ProtocolFeature.CONFIGURE_MEM_SLOTS
-    | ProtocolFeature.STATUS
-)
+WANTED_PROTOCOL_FEATURES = sum(ProtocolFeature) & ~ProtocolFeature.BACKEND_REQ  # nobody here listens to requests
 STATUS_RUNNING: Final = 0xF  # ACKNOWLEDGE, DRIVER, DRIVER_OK, FEATURES_OK (virtio 2.1)
 _ERROR_GRACE_S: Final = 1.0
 

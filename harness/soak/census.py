@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 WARM_UP: Final = 0.25
+# Rests after the warm-up without which nothing can be said.
 FEWEST: Final = 4
-"""Rests after the warm-up without which nothing can be said."""
 MEBIBYTE: Final = 1 << 20
 
 

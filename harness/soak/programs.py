@@ -27,8 +27,8 @@ SIZE: Final = 32
 SLOW: Final = "rotation"
 SLOW_SIZE, SLOW_STEPS = 256, 40
 _DIGITS: Final = Path(__file__).resolve().parents[2] / "examples" / "digits"
+# How far floats of a trained network may be off, against the largest of them and against nothing.
 _RELATIVE, _ABSOLUTE = 1e-4, 1e-5
-"""How far floats of a trained network may be off, against the largest of them and against nothing."""
 
 
 class Work(NamedTuple):

@@ -30,8 +30,8 @@ from virtaccel.harness.soak.counters import COUNTS, Counters, Own, Shared
 from virtaccel.harness.soak.guest import EXIT_STUCK, EXIT_WRONG
 from virtaccel.processes.child import Child
 
+# Generations below the daemon in its default form (docs/isolation.md).
 FORK_SERVER, WORKERS, COMPILERS = 0, 1, 3
-"""Generations below the daemon in its default form (docs/isolation.md)."""
 # Mean time from one kill to the next: long enough that most guests get something done in between, short enough that a
 # soak of a minute sees a dozen of each.
 GUEST_KILL_SECONDS, WORKER_KILL_SECONDS, COMPILER_KILL_SECONDS = 3.0, 4.0, 4.0
@@ -49,13 +49,13 @@ _DAEMON: Final = (sys.executable, "-m", "virtaccel.device.cli", "--backend", "op
 # One thread for each guest's numpy: many guests share the processors with the device that is soaked.
 _GUEST: Final = ("env", "OPENBLAS_NUM_THREADS=1", sys.executable, "-m", "virtaccel.harness.soak.guest")
 
+# What a line may rise, by process. A daemon holds a handful of descriptors for each worker, and one worker more or less
+# may be ready beforehand.
 BOUNDS: Final = {
     "daemon": Holding(8 * MEBIBYTE, 6, 1),
     "oldest worker": Holding(32 * MEBIBYTE, 4, 8),
     "first guest": Holding(16 * MEBIBYTE, 2, 0),
 }
-"""What a line may rise, by process. A daemon holds a handful of descriptors for each worker, and one worker more or
-less may be ready beforehand."""
 
 
 @dataclass(frozen=True, slots=True)
