@@ -110,7 +110,9 @@ class RingService:
     def service(self, budget: int = BATCH) -> bool:
         """Serve up to `budget` chains. True says that more work is waiting and no kick will announce it."""
         queue = self.queue
+        # While it is served a kick would only wake the loop for what it sees anyway.
         queue.disable_kicks()
+        # One notification for a batch, however many chains were in it.
         pushed = queue.used_index
         try:
             if self.serve(budget):

@@ -227,6 +227,7 @@ def _decode_data(request: Request[None], response: memoryview) -> None:
     sink = request.sink
     assert sink is not None, "READ_BUFFER requests are made with a sink"
     if isinstance(sink, Shared):
+        # The bytes lie in the sink already; only their number is left to check.
         returned = _UNPACK_RESPONSE(response)[2]
         if returned != len(sink):
             raise ProtocolViolation(f"READ_BUFFER: {returned} bytes returned, {len(sink)} asked")
@@ -251,6 +252,7 @@ def _decode_event_state(request: Request[EventStatus], response: memoryview) -> 
     if known is not None:
         return known
     state, error, reserved = raw
+    # An unknown state may still own its buffers, so the event is kept (wire-abi.md 4.5).
     if state > EventState.CANCELLED:
         raise RecoveryNeeded(f"POLL_EVENT: unknown event state {state}", Event(request.subject))
     if reserved or state != EventState.FAILED or error == Status.OK:
@@ -266,6 +268,7 @@ def _decode_device_info(request: Request[DeviceInfo], response: memoryview) -> D
     info = DeviceInfo(uuid, kind, *rest)
     if reserved:
         raise ProtocolViolation("GET_DEVICE_INFO: reserved field is not zero")
+    # A limit of 0 would make every later command fail in a way that looks like the caller's fault.
     for name, value in zip(info._fields[5:], info[5:], strict=True):
         if not value:
             raise ProtocolViolation(f"GET_DEVICE_INFO: {name} is 0")
@@ -426,6 +429,7 @@ class Client:
         if used < _HEADER_BYTES:
             raise self._violated(request, f"{used} bytes used, a response has at least {_HEADER_BYTES}")
         status, flags, payload_bytes, request_id = _UNPACK_RESPONSE(response)
+        # The ID before all else: bytes that answer another command say nothing about this one (section 3.2).
         if request_id != request.request_id:
             raise self._violated(request, f"response has request ID {request_id}, expected {request.request_id}")
         if flags or payload_bytes + _HEADER_BYTES != used:
@@ -437,6 +441,7 @@ class Client:
         try:
             return request.decode(request, response)
         except ProtocolViolation as violation:
+            # From here on nothing is sent: an answer might be to a command that was never meant.
             self.recovery = violation
             raise
 
@@ -458,6 +463,7 @@ class Client:
     def _new_id(self) -> int:
         if self.recovery is not None:
             raise ProtocolViolation(f"the device must be reset first: {self.recovery}")
+        # 64 bits do not run out: at a million commands a second they last 500,000 years.
         self._last_id += 1
         return self._last_id
 

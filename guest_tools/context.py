@@ -86,6 +86,7 @@ class DeviceBuffer:
 def _view(data: memoryview | Shared | Flattens) -> memoryview | Shared:
     if isinstance(data, (memoryview, Shared)):
         return data
+    # By the array's own methods, so that this file needs no numpy.
     flat: memoryview = data.reshape(-1).view("u1").data
     return flat
 
@@ -95,6 +96,8 @@ class DeviceContext:
 
     def __init__(self, session: Session) -> None:
         self.session = session
+        # Whoever makes an object enters it here, and whoever frees it takes it out: what is left is what has to go at
+        # the end.
         self.programs: set[Closes] = set()
         self.buffers: set[DeviceBuffer] = set()
         self.pending: set[Settles] = set()
@@ -119,6 +122,7 @@ class DeviceContext:
             return self.session.call(request)
         except DeviceError as error:
             if error.status == Status.DEVICE_LOST:
+                # Nobody can tell what a lost device would have said.
                 raise  # says nothing about the program
             reasons = transport.take_reasons()
             why = reasons[-1] if reasons else _ADVICE.get(error.status, "no reason given")
@@ -157,6 +161,7 @@ class DeviceContext:
 
     def give_back(self) -> None:
         """Everything of this context and the context itself; the session stays open. Raises what the device says."""
+        # Children first: a buffer is BUSY while a submission uses it, and so is a program that runs.
         for pending in tuple(self.pending):
             pending.settle(CLOSING_SECONDS)
         for program in tuple(self.programs):

@@ -146,6 +146,7 @@ class Pending:
         if self._event is None:
             return
         session = self._context.session
+        # A wait that was given up and taken up again began at another time than the run.
         pace, self._pace = self._pace, None  # later it says nothing
         status = session.wait(self._event, patience, pace)
         if status.state == EventState.PENDING:
@@ -236,6 +237,7 @@ class Invocation(Generic[T]):
 
     def request(self, state: State[T] | None = None, timeout_ns: int = 0) -> Request[Event]:
         """The command that starts one run, for who publishes it as part of something larger."""
+        # A stream keeps its state from call to call, so its bindings are packed once.
         if state is not self._packed_for:
             self._packed, self._packed_for = self._bind(state), state
         context = self._context
@@ -253,6 +255,7 @@ class Invocation(Generic[T]):
             raise ExecutionFailed(text, error.status) from error
         except DeviceError as error:
             raise ExecutionFailed(f"the device did not take the submission: {error}", error.status) from error
+        # Only who waits at once learns how long a run takes; in between others would be counted.
         pending = Pending(context, event, self.program.pace if at_once else None)
         context.pending.add(pending)
         return pending
@@ -306,6 +309,7 @@ class LoadedProgram(Generic[T]):
         invocation = self._invocations.get(key)
         if invocation is None:
             if len(self._invocations) >= MOST_SHAPES_KEPT:
+                # The set of shapes made first goes: callers with more sizes than this run through them in turn.
                 self._invocations.pop(next(iter(self._invocations))).close()
             invocation = self._invocations[key] = self.new_invocation(key)
         return invocation
@@ -315,6 +319,7 @@ class LoadedProgram(Generic[T]):
         output_usage: Usage = OUTPUT,
     ) -> Invocation[T]:
         """Buffers of its own, for running beside others, except where `buffers` names one for a tensor. Close it."""
+        # A handle of an unloaded program may by now name another one.
         if self._closed:
             raise ModelError(f"{self.name} has been unloaded")
         inputs, outputs = self.inputs, self.outputs

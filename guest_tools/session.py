@@ -17,7 +17,10 @@ from virtaccel.guest_tools.transport.base import Backpressure, Completion, Share
 
 T = TypeVar("T")
 
+# Compiling a large model takes minutes on a small machine; longer than this is a device that has hung.
 PATIENCE_SECONDS = 300.0
+# Two keep the copy on this side and the one on the other busy at once; four also cover a turn of the device in between.
+# More would only take the transport's memory from others.
 TRANSFER_WINDOW = 4
 
 
@@ -86,6 +89,7 @@ class Session:
     def start(self, request: Request[Any]) -> int:
         """Publish without waiting for the answer. Returns a token for `result`. Raises Backpressure."""
         token = self._publish(request)
+        # Kept, for its answer may still come, and must then not be taken for another's.
         self._outstanding[token] = request
         return token
 
@@ -125,6 +129,7 @@ class Session:
             while tokens:
                 self.result(tokens.popleft())
         finally:
+            # Their sinks belong to the caller, who may reuse them when this has raised: so nothing may be under way.
             for token in tokens:
                 self._drop(token)
 
@@ -161,6 +166,7 @@ class Session:
         if pace is not None and not self._together:
             return self._wait_paced(event, timeout, pace)
         call, poll = self.call, self.client.poll_event
+        # No clock is read between these: they are over before the shortest rest would be.
         for _ in range(self._eager):
             status = call(poll(event))
             if status.state:
@@ -187,6 +193,7 @@ class Session:
         else:
             rested = 0.0
         call, poll = self.call, self.client.poll_event
+        # After a long program a sixteenth of its time is late enough to be noticed by nobody.
         rest = max(looks.shortest, rested / 16)
         eager = 1 if rested else EAGER_QUESTIONS
         while True:

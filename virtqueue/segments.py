@@ -65,6 +65,7 @@ def window(segments: Segments, offset: int, length: int) -> list[memoryview]:
 
 def gather(segments: Segments, offset: int, length: int) -> bytes:
     """A private copy of `length` bytes at `offset`: the fixed part of a frame, safe from later changes. Or Fault."""
+    # Nearly every frame lies in its first segment; then no list of views is made.
     if segments and offset >= 0 and length >= 0 and offset + length <= len(segments[0]):
         return bytes(segments[0][offset : offset + length])
     return b"".join(window(segments, offset, length))

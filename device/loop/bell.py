@@ -32,7 +32,9 @@ _CALLS: Final = {"x86_64": _Calls(206, 209, 208), "aarch64": _Calls(0, 2, 4)}
 # struct iocb: data, key, flags, operation, priority, file, memory, bytes, offset, reserved, flags, eventfd.
 _REQUEST: Final = struct.Struct("<QIIHhIQQqQII")
 _PREAD, _HAS_EVENTFD = 0, 1
+# Offset of aio_resfd in struct iocb (linux/aio_abi.h).
 _EVENTFD_AT: Final = 60
+# sizeof(struct io_event).
 _EVENT_BYTES: Final = 32
 # Ended requests that are left unread before they are read at one go.
 _ROOM: Final = 32

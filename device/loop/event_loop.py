@@ -53,6 +53,7 @@ class EventLoop:
                     callback()
                 except Exception as error:
                     fail(error)
+            # A copy: a callback may add to these, or end a guest and with it its entries.
             for callback, fail in (*again.items(), *polled.items()) if again or polled else ():
                 try:
                     callback()
@@ -121,6 +122,7 @@ def stopped_by_signals(loop: EventLoop) -> Iterator[None]:
     def handler(_number: int, _frame: FrameType | None) -> None:
         """Only here so that the signal does not act by itself: Python writes its number to the wakeup descriptor."""
 
+    # A descriptor, not an exception: a signal must not end a turn in the middle of a guest's command.
     old_fd = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
     old = [signal.signal(number, handler) for number in _STOP_SIGNALS]
     loop.selector.register(ours, selectors.EVENT_READ, Entry(loop.stop, _raise))

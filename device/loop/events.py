@@ -19,6 +19,7 @@ from enum import Enum
 from virtaccel.device.loop.bell import bell
 
 _ONE = (1).to_bytes(8, "little")
+# Both mean that somebody else took the kick, which is not our trouble.
 _NOTHING_THERE = (errno.EAGAIN, errno.EINTR)
 
 

@@ -43,6 +43,7 @@ def map_region(region: MemoryRegion, fd: int, known: tuple[Mapped, ...], require
     """Map a region from `fd`, which stays the caller's. Bytes that are mapped already (in `known`) are not mapped
     again: a chain popped under the old table stays a chain over the new one. Raises RequestRefused."""
     status = os.fstat(fd)
+    # A device node or a pipe has no size that could be trusted.
     if not stat.S_ISREG(status.st_mode):
         raise RequestRefused(f"the descriptor of a memory region is not a file: {NOT_SHARED}")
     if region.size == 0 or region.offset + region.size > status.st_size:
@@ -58,6 +59,7 @@ def map_region(region: MemoryRegion, fd: int, known: tuple[Mapped, ...], require
 
 def _map(region: MemoryRegion, fd: int, granule: int) -> memoryview:
     """Offsets need only be aligned for mmap, not for the protocol; huge pages want both ends on their own size."""
+    # A file system may say anything as its block size; only a power of two can be an alignment.
     if granule & (granule - 1):
         granule = mmap.ALLOCATIONGRANULARITY
     start = region.offset & -granule

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from virtaccel.device.vhost_user import message as m
 
+# Room for the most that a message may carry; the kernel closes what does not fit and says so.
 _ANCILLARY_BYTES = socket.CMSG_SPACE(m.MAX_MEMORY_SLOTS * array.array("i").itemsize)
 
 
@@ -58,6 +59,7 @@ class Channel:
     """Framing over a connected Unix stream socket, which it owns from here on."""
 
     def __init__(self, connection: socket.socket) -> None:
+        # One thread serves every guest: no front end may make it wait.
         connection.setblocking(False)
         self._socket = connection
         self._header: m.Header | None = None
@@ -101,6 +103,7 @@ class Channel:
         if flags & socket.MSG_CTRUNC:
             # The kernel has closed what did not fit; nobody can tell which region or ring lost its descriptor.
             raise m.MessageError(f"more descriptors than the {m.MAX_MEMORY_SLOTS} that a message may carry")
+        # A front end could send one descriptor with each byte and never end its message.
         if len(self._fds) > m.MAX_MEMORY_SLOTS:
             raise m.MessageError("descriptors pile up without a message")
         if not data:
@@ -127,5 +130,6 @@ class Channel:
         return True
 
     def close(self) -> None:
+        # Those of a message that never became whole.
         Descriptors(self._fds).close()
         self._socket.close()

@@ -32,7 +32,9 @@ from virtaccel.virtqueue.memory import GuestMemory
 from virtaccel.virtqueue.segments import Chain, Fault
 from virtaccel.virtqueue.split import DeviceQueue
 
+# One or two empty kicks are a race with polling; eight from the very first on are memory that is not shared.
 _SILENT_KICKS = 8
+# So many turns may one busy guest take before the others get theirs.
 _BATCHES_A_SPIN = 16
 
 
@@ -145,6 +147,7 @@ class ConnectedGuest:
     # -- the ring
 
     def check_ring(self, setup: RingSetup) -> None:
+        # Before there is memory nothing can be judged; the ring is checked again when it runs.
         if self._mapped:
             self._place(setup)
 
@@ -180,6 +183,7 @@ class ConnectedGuest:
         setup = self._setup
         if setup is None:
             return
+        # Guest-physical addresses once found are kept: a new table may show the same memory at other user addresses.
         at = self._placement or self._place(setup)
         limit = self._device.config.wire.max_chain_descriptors
         try:
@@ -203,6 +207,7 @@ class ConnectedGuest:
     def _unmount(self) -> None:
         """Let go of the ring and of the memory under it; where it stood is kept."""
         if self._queue is not None:
+            # The front end asks for this number at a pause, and starts there again.
             self._base = self._queue.last_available
             self._before = self._queue if self._device.engine.parked else None
         self._service = self._queue = None

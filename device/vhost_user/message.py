@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from virtaccel.device.front_end import MemoryRegion as MemoryRegion  # a word of this codec too
 
+# Native byte order, as the standard has it: both ends are on one machine.
 HEADER = Struct("=III")
 U64 = Struct("=Q")
 VRING_STATE = Struct("=II")
@@ -28,12 +29,16 @@ VERSION_MASK = 0x3
 FLAG_REPLY = 1 << 2
 FLAG_NEED_REPLY = 1 << 3
 
+# The kernel passes at most 253 descriptors with a message (SCM_MAX_FD); a guest has a handful of regions, and one more
+# for each memory module that is plugged in.
 MAX_MEMORY_SLOTS = 64
+# More than any virtio device has; ours has 16 bytes.
 MAX_CONFIG_BYTES = 256
 # Nothing a front end may say is longer: a larger size is not a message of this protocol.
 MAX_PAYLOAD_BYTES = 4096
 
 VRING_INDEX_MASK = 0xFF
+# Bit 8 of the word: "the invalid FD flag".
 VRING_NO_FD = 1 << 8
 
 
@@ -192,6 +197,7 @@ def decode_header(data: bytes) -> Header:
     request, flags, size = HEADER.unpack(data)
     if flags & VERSION_MASK != VERSION:
         raise MessageError(f"message version {flags & VERSION_MASK}, not {VERSION}")
+    # Before a byte of it is read: the size is whatever the other end says.
     if size > MAX_PAYLOAD_BYTES:
         raise MessageError(f"{NAMES.get(request, request)} announces a payload of {size} bytes")
     return Header(request, flags, size)
@@ -242,6 +248,7 @@ def decode_vring_address(payload: bytes) -> VringAddress:
 def decode_vring_fd(payload: bytes, fds: int) -> VringFd:
     """Raises PayloadError if descriptor and invalid-FD flag do not agree, or an unknown bit is set."""
     value = decode_u64(payload)
+    # Reserved bits that are set mean something that we would get wrong.
     if value & ~(VRING_INDEX_MASK | VRING_NO_FD):
         raise PayloadError(f"unknown bits in vring descriptor word {value:#x}")
     has_fd = not value & VRING_NO_FD

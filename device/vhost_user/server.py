@@ -83,6 +83,8 @@ class Connection:
         if ended is None:
             return
         self._log.log(level, "%s", why)
+        # The reset first, while the memory that loads answer into is still mapped; the socket last, since its end tells
+        # the front end that all of it is over.
         for step in (self._session.close, self.guest.close, self._scope.close, self._channel.close):
             try:
                 step()
@@ -131,6 +133,7 @@ class Port:
                 self._rest_from_accepting(error)
             return  # or the front end has gone again
         self._accept_at = 0.0
+        # One at a time: the next stays in the backlog until this one has gone.
         self._scope.forget(listening.fileno())
         self._serve(given)
 
@@ -173,6 +176,7 @@ class Port:
             self._scope.watch(self._backend, self._backend_ready)
 
     def _backend_ready(self) -> None:
+        # First, so that news that come while these are handled make the descriptor readable again.
         self._device.backend.acknowledge()
         if self._connection is not None:
             self._connection.guest.loads_ended()

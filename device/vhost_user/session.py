@@ -32,9 +32,12 @@ FEATURES = m.VIRTIO_F_VERSION_1 | m.VHOST_USER_F_PROTOCOL_FEATURES
 # device has lost the objects that commands in flight name. After a restart the guest has to reset the device.
 PROTOCOL_FEATURES = sum(ProtocolFeature)
 
+# Protocol 1.0 has one command queue (wire-abi.md 2).
 QUEUES = 1
 COMMAND_QUEUE = 0
+# virtio 1.3, 2.7.
 MAX_RING_SIZE = 32768
+# virtio 1.3, 2.1: the device's own bit, which no front end sets.
 STATUS_NEEDS_RESET = 0x40
 
 
@@ -186,11 +189,13 @@ class FrontEndSession:
         if vring.running:
             vring.running = False
             vring.base = self._guest.stop_ring()
+            # What a later start is compared with, to tell a pause from a reset.
             vring.held = vring.setup()
 
     def _reset(self, why: str) -> None:
         """The whole device to its initial state. Memory, call and error descriptors belong to the connection."""
         self._stop()
+        # Before the reset: a kick that was under way must not start the ring of the old driver.
         self._guest.set_kick(None)
         self._guest.reset(why)
         self.vring = Vring(enabled=self._always_enabled())
@@ -211,6 +216,7 @@ class FrontEndSession:
 
     def _set_features(self, payload: bytes, _fds: Descriptors) -> None:
         acked = m.decode_u64(payload)
+        # Logged and masked, not refused: SET_FEATURES has no answer that could say no.
         if acked & ~FEATURES:
             self._log.warning("features %#x were acknowledged and never offered; ignored", acked & ~FEATURES)
         self.features = acked & FEATURES
@@ -257,6 +263,7 @@ class FrontEndSession:
 
     def _get_config(self, payload: bytes, _fds: Descriptors) -> bytes:
         access = m.decode_config(payload)
+        # Both bounds before a byte is taken: offset and size are the front end's.
         space = self._guest.config_space
         if not 0 < access.size <= len(space) - access.offset:
             raise RequestRefused(f"{access.size} bytes of config space at {access.offset}, of {len(space)} in all")

@@ -15,8 +15,11 @@ import time
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager, suppress
 
+# SD_LISTEN_FDS_START, sd_listen_fds(3).
 _FIRST_ACTIVATED = 3
+# sun_path has 108 bytes, the last of them zero (unix(7)).
 _MAX_PATH_BYTES = 107
+# Front ends that come while one is served wait here; more than a handful is a mistake of theirs.
 _BACKLOG = 16
 
 
@@ -42,6 +45,7 @@ class Listener:
 def listen(path: str) -> Listener:
     """Listen at `path`, replacing a stale socket file. The file appears when it can be connected to, not before: it is
     bound under another name first. Raises SocketError."""
+    # A front end that sees the file may connect: it must be listened on by then.
     hidden = f"{path}~"
     if len(os.fsencode(hidden)) > _MAX_PATH_BYTES:
         raise SocketError(f"{path}: longer than the {_MAX_PATH_BYTES - 1} bytes that a socket's path may have here")
@@ -107,6 +111,7 @@ def inherited(fd: int) -> Listener | socket.socket:
     if given.family != socket.AF_UNIX or given.type != socket.SOCK_STREAM:
         given.detach()
         raise SocketError(f"descriptor {fd} is not a Unix stream socket")
+    # Workers must not hold a guest's socket open.
     given.set_inheritable(False)
     if given.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
         return Listener(given, f"descriptor {fd}")
@@ -121,6 +126,7 @@ def activated(environment: MutableMapping[str, str]) -> list[Listener | socket.s
         return []
     for name in ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"):
         environment.pop(name, None)
+    # Each of them is opened below: a wild number would touch descriptors that are nobody's.
     if not count.isdecimal() or not 0 < int(count) <= 64:
         raise SocketError(f"LISTEN_FDS={count} is no sensible number of sockets")
     return [inherited(fd) for fd in range(_FIRST_ACTIVATED, _FIRST_ACTIVATED + int(count))]
@@ -139,4 +145,5 @@ def connect(path: str, timeout: float) -> socket.socket:
             missing = error.errno in (errno.ENOENT, errno.ECONNREFUSED, errno.EAGAIN)
             if not missing or time.monotonic() >= until:
                 raise SocketError(f"{path}: {error.strerror or error}") from error
+        # A VMM that starts takes seconds; twenty looks a second cost nothing.
         time.sleep(0.05)

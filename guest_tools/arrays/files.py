@@ -18,6 +18,7 @@ import numpy as np
 from virtaccel.guest_tools.arrays.program import Array, TensorInfo
 from virtaccel.guest_tools.errors import InputError
 
+# What sums in another order may cost in FP32; a wrong kernel is off by far more.
 RELATIVE_TOLERANCE = 1e-4
 ABSOLUTE_TOLERANCE = 1e-5
 _NAME = re.compile(r"(in|out)_(\d+)")
@@ -54,6 +55,7 @@ class Comparison(NamedTuple):
 
 def load_npy(path: Path) -> Array:
     """One array. Raises InputError with one line."""
+    # Never unpickled: a file from elsewhere must not run code.
     with _readable(path, ".npy"):
         loaded = np.load(path, allow_pickle=False)
     if not isinstance(loaded, np.ndarray):
@@ -82,6 +84,7 @@ def load_answers(path: Path, inputs: Sequence[TensorInfo], outputs: Sequence[Ten
         kind: tuple(array.ndim == len(tensor.shape) + 1 for array, tensor in zip(found[kind], tensors, strict=True))
         for kind, tensors in declared.items()
     }
+    # Step axes of different lengths cannot be one sequence.
     lengths = {
         len(array) for kind in found for array, has in zip(found[kind], stepped[kind], strict=True) if has
     }

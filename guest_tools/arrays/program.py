@@ -57,6 +57,7 @@ class TensorInfo(core.TensorInfo):
 
     def encode(self, array: Array) -> memoryview:
         """The tensor's packed bytes; those of the array itself where its memory is laid out that way."""
+        # Everything else lies in memory as TOSA packs it and is not copied on this side.
         if self.dtype in _PACKED_OTHERWISE:
             return memoryview(pack(array, self.dtype))
         return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data

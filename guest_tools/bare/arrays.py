@@ -17,6 +17,7 @@ from typing import NamedTuple
 from virtaccel.tosa_graph.graph import DType
 
 MAGIC = b"\x93NUMPY"
+# Version 1 of the format cannot say more, and no header of a tensor comes near it.
 LARGEST_HEADER = 1 << 16
 RELATIVE_TOLERANCE = 1e-4
 ABSOLUTE_TOLERANCE = 1e-5
@@ -74,6 +75,7 @@ def read_npy(raw: bytes, name: str = "array") -> Array:
     """Parse one .npy file. Raises ArrayError."""
     if raw[:6] != MAGIC or len(raw) < 12:
         raise ArrayError(f"{name}: not a .npy file")
+    # Version 2 has four bytes of header length where version 1 has two.
     wide = raw[6] >= 2
     size = int.from_bytes(raw[8:12] if wide else raw[8:10], "little")
     start = (12 if wide else 10) + size
@@ -86,6 +88,7 @@ def read_npy(raw: bytes, name: str = "array") -> Array:
         raise ArrayError(f"{name}: the header cannot be read") from error
     if kind not in FORMATS:
         raise ArrayError(f"{name}: elements of type {kind} are not supported")
+    # A single axis is the same in both orders, and numpy writes either.
     if order and len(shape) > 1:
         raise ArrayError(f"{name}: stored in Fortran order")
     if not all(isinstance(extent, int) and extent >= 0 for extent in shape):
@@ -145,6 +148,7 @@ def compare(got: bytes, expected: Array, tolerance: float = 0.0) -> Difference:
         if value == want or (value != value and want != want):
             continue
         error = abs(value - want)
+        # Written this way round, a NaN counts as worse than everything.
         if not error <= worst:
             worst, position = (error, index) if error == error else (math.inf, index)
     return Difference(position, worst, allowed)

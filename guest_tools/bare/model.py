@@ -22,6 +22,7 @@ from virtaccel.guest_tools.transport.base import TransportError
 
 # An emulated processor is a hundred times slower than the host; what takes longer than this has hung.
 RUN_TIMEOUT_S: Final = 120.0
+# No answer of a small model is made of it, as one of zeros might be.
 OUTPUT_BLANK: Final = 0xA5
 
 Invocation: TypeAlias = core.Invocation[TensorInfo]
@@ -54,6 +55,7 @@ class Model:
         """Buffers for one more run beside those under way; variables hold their initial values."""
         inputs = self.lanes[0].run.buffers if self.lanes else ()
         given = dict(zip((tensor.name for tensor in self.program.inputs), inputs, strict=False))
+        # Outputs can be written too, so that they can be blanked.
         run = self.program.new_invocation(buffers=given, output_usage=OUTPUT | Usage.TRANSFER_DESTINATION)
         return Lane(run, self.program.new_state() if self.program.variables else None)
 

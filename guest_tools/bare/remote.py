@@ -26,6 +26,7 @@ from virtaccel.guest_tools.pci.transport import PciTransport, open_pci
 from virtaccel.guest_tools.session import Session
 from virtaccel.guest_tools.transport.base import TransportError
 
+# A host that never ends its line must not fill the guest's memory; files of some tens of MiB fit, in base64.
 LONGEST_LINE = 64 << 20
 Fields = dict[str, Any]
 EXPECTED = (ClientError, TransportError, AcceleratorError, ArrayError, OSError, KeyError, ValueError)

@@ -22,6 +22,7 @@ BARS = 6
 
 COMMON, NOTIFY, ISR, DEVICE, PCI_ACCESS = 1, 2, 3, 4, 5
 NAMES = {COMMON: "common configuration", NOTIFY: "notification", ISR: "ISR status", DEVICE: "device configuration"}
+# What this driver touches of each: a smaller window would end in the middle of a field.
 SMALLEST = {COMMON: 0x38, NOTIFY: 2, ISR: 1, DEVICE: 16}
 ALIGNMENT = {COMMON: 4, NOTIFY: 2, ISR: 1, DEVICE: 4}
 
@@ -73,6 +74,7 @@ def parse(space: bytes, bars: Sequence[Bar]) -> Windows:
             raise CapabilityError(f"the capability at {position:#x} runs out of the configuration space")
         _, _, length, kind, bar, _, offset, size = CAPABILITY.unpack_from(space, position)
         needed = CAPABILITY.size + (MULTIPLIER.size if kind == NOTIFY else 0)
+        # A list may offer a kind several times; the first that fits is the one to use (4.1.4.1).
         if kind not in SMALLEST or kind in found:
             continue
         if length < needed or position + needed > STANDARD_SPACE_BYTES:
@@ -108,6 +110,7 @@ def _positions(space: bytes) -> list[int]:
     while position:
         if position < FIRST_CAPABILITY:
             raise CapabilityError(f"a capability points to {position:#x}, into the header")
+        # A list that loops would hold the driver for ever.
         if position in seen:
             raise CapabilityError(f"the capability list loops at {position:#x}")
         seen.add(position)

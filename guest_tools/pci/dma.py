@@ -21,17 +21,21 @@ from struct import Struct
 
 from virtaccel.guest_tools.transport.base import TransportError
 
+# Linux, include/uapi/asm-generic/mman.h and mman-common.h: not every Python's mmap module has all of them.
 MAP_HUGETLB = 0x40000
 MAP_LOCKED = 0x2000
 MAP_POPULATE = 0x8000
 SMALL_PAGE = mmap.PAGESIZE
 PAGEMAP_ENTRY = Struct("<Q")
+# Documentation/admin-guide/mm/pagemap.rst: bit 63 present, bits 0 to 54 the frame.
 PAGEMAP_PRESENT = 1 << 63
 PAGEMAP_FRAME = (1 << 55) - 1
 
+# The same on x86-64 and aarch64; libc has no wrappers for them.
 SYS_IO_URING_SETUP, SYS_IO_URING_REGISTER = 425, 427
 IORING_REGISTER_BUFFERS = 0
 IORING_PARAMS_BYTES = 120
+# io_uring takes buffers of at most 1 GiB each; half of that leaves no doubt about the edge.
 PIN_CHUNK = 1 << 29
 
 RESERVED_HUGE_PAGES = Path("/proc/sys/vm/nr_hugepages")
@@ -100,6 +104,7 @@ def allocate(size: int, smallest: int, *, huge_pages: bool = True) -> DmaMemory:
         memory = _huge(rounded, huge)
         if memory is not None:
             return memory
+        # A host short of huge pages may still have half as many: smaller transfers beat unpinned memory.
         wanted //= 2
     return _ordinary(-(-min(size, max(smallest, 4 << 20)) // SMALL_PAGE) * SMALL_PAGE)
 

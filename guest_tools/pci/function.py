@@ -20,6 +20,7 @@ DRIVERS = Path("/sys/bus/pci/drivers")
 UIO_DRIVER = "uio_pci_generic"
 VIRTIO_VENDOR = 0x1AF4
 MODERN_BASE = 0x1040
+# QEMU accepts only numbers it has a name for, and no Linux driver binds this one (docs/pairing.md).
 DEFAULT_VIRTIO_ID = 21
 
 COMMAND = 0x04
@@ -28,6 +29,7 @@ COMMAND_MASTER = 0x0004
 COMMAND_INTX_DISABLE = 0x0400
 RESOURCE_MEMORY = 0x00000200
 WORD = Struct("<H")
+# The device node appears some time after the driver has bound, on a busy guest within a second.
 BIND_TIMEOUT_S = 5.0
 
 

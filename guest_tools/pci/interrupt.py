@@ -16,6 +16,7 @@ from typing import Protocol
 from virtaccel.device.pacing import ACROSS_A_RING
 from virtaccel.guest_tools.pci.function import COMMAND_INTX_DISABLE, Function
 
+# An interrupt that was lost must not cost more than a person would notice.
 LONGEST_WAIT_S = 0.05
 
 
@@ -77,6 +78,7 @@ class UioInterrupt:
         if self._poll.poll(max(1, round(min(limit, LONGEST_WAIT_S) * 1000))):
             os.read(self._fd, 4)
             self.count += 1
+            # Reading the register is what lowers the line (4.1.4.5): unmasked before, it would fire again at once.
             _ = self._isr[0]
             self._unmask()
 

@@ -37,7 +37,9 @@ QUEUE_DESC = 0x20
 QUEUE_DRIVER = 0x28
 QUEUE_DEVICE = 0x30
 
+# A device may have work to stop first; the standard sets no limit (4.1.4.3.2).
 RESET_TIMEOUT_S = 10.0
+# A configuration that changes on every read is not one that a driver can use (2.5.1).
 GENERATION_TRIES = 16
 
 
@@ -88,6 +90,7 @@ class CommonConfig:
         while self._u8[DEVICE_STATUS]:
             if time.monotonic() > limit:
                 raise TransportError(f"the device did not finish its reset in {RESET_TIMEOUT_S:.0f} s")
+            # Every read leaves the guest: a millisecond between them costs nothing that a reset does not.
             time.sleep(0.001)
 
     def negotiate(self, wanted: int) -> int:
@@ -101,10 +104,12 @@ class CommonConfig:
             self.add_status(FAILED)
             raise TransportError("the device does not offer VIRTIO_F_VERSION_1")
         accepted = offered & wanted
+        # Features are seen through a 32-bit window, the low half first.
         for half in (0, 1):
             self._u32[DRIVER_FEATURE_SELECT // 4] = half
             self._u32[DRIVER_FEATURE // 4] = accepted >> (32 * half) & 0xFFFFFFFF
         self.add_status(FEATURES_OK)
+        # The device's own veto: to go on without it is undefined (3.1.1, step 6).
         if not self.status & FEATURES_OK:
             self.add_status(FAILED)
             raise TransportError(f"the device refuses the features {accepted:#x}")
@@ -131,6 +136,7 @@ class CommonConfig:
             self._u32[register // 4] = address & 0xFFFFFFFF
             self._u32[register // 4 + 1] = address >> 32
         self._u16[QUEUE_ENABLE // 2] = 1
+        # Read back: a device that ignores the write would leave the driver waiting for ever.
         if self._u16[QUEUE_ENABLE // 2] != 1:
             raise TransportError("the device did not enable its queue")
         return self._u16[QUEUE_NOTIFY_OFF // 2]

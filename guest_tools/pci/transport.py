@@ -22,13 +22,18 @@ from virtaccel.guest_tools.transport.ring import CommandRing, block_bytes
 from virtaccel.virtqueue import layout
 from virtaccel.virtqueue.errors import DeviceMisbehaved
 
+# What the protocol's longest chain takes (wire-abi.md 2); more would only cost contiguous memory.
 LARGEST_QUEUE = 256
 # A ring must be contiguous for the device; of this size it fits one ordinary page.
 SMALL_PAGE_QUEUE = 128
+# One request and one response of the largest size that the protocol allows, 16 MiB each, and 2 MiB to spare.
 LARGEST_BULK = 34 << 20
+# Below this a transfer of one chunk would not fit, and every larger one would crawl.
 SMALLEST_BULK = 1 << 20
+# A host that swaps or stops its guests for a snapshot takes seconds; a device silent for ten is gone.
 LOST_AFTER_S = 10.0
 QUESTION = wire.REQUEST_HEADER.pack(wire.Opcode.GET_DEVICE_INFO, 0, 0, (1 << 64) - 1)
+# GET_DEVICE_INFO changes nothing and every living device answers it at once, even while it loads.
 QUESTION_CAPACITY = 92
 CONFIG_BYTES = 16
 NO_QUESTION = -1
@@ -146,6 +151,7 @@ class PciTransport(HasRawRing):
     def _start(self) -> None:
         self._question = NO_QUESTION
         self._outstanding = 0
+        # Silence is counted from the first command that is out: an idle device has nothing to say.
         self._heard = time.monotonic()
         self._lost = None
         self._ring.queue.disable_interrupts()
@@ -155,6 +161,7 @@ class PciTransport(HasRawRing):
             at = capabilities.notify_offset(self._windows, offset)
         except capabilities.CapabilityError as error:
             raise PciError(f"{self.function.address}: {error}") from error
+        # Views of a BAR must go before the mapping under them can.
         self._bell.release()
         self._bell = memoryview(self.function.map(self._windows.notify.bar))[at : at + 2].cast("H")
         self._common.add_status(registers.DRIVER_OK)
@@ -176,6 +183,7 @@ class PciTransport(HasRawRing):
         if self._lost is not None or self._closed:
             raise self._unusable()
         queue = self._ring.queue
+        # The question takes two, this command at least two.
         if queue.free_descriptors < 4:
             raise Backpressure("the queue is full")
         if not self._outstanding:
@@ -225,12 +233,14 @@ class PciTransport(HasRawRing):
             if completion is not None:
                 return completion
             now = time.monotonic()
+            # Asked at half the limit, so that the other half is left for the answer.
             if now - self._heard >= self._lost_after / 2:
                 self._suspect(now - self._heard)
             if deadline is not None and now >= deadline:
                 return None
             if now - start < ACROSS_A_RING.eager:
                 continue
+            # A quarter of the limit: an interrupt that was lost delays the question, never past the limit.
             limit = self._lost_after / 4 if deadline is None else min(deadline - now, self._lost_after / 4)
             if not self._wait.uses_interrupts:
                 self._wait.wait(limit)
@@ -297,6 +307,7 @@ class PciTransport(HasRawRing):
         if stopped:
             self._memory.close()
         else:
+            # A device that did not confirm its reset may write at any time: its pages must not become somebody else's.
             _NOT_GIVEN_BACK.append(self._memory)
 
     def _checked(self, error: TransportError) -> TransportError:

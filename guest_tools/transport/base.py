@@ -97,6 +97,8 @@ class Transport(Protocol):
 
     # -- powers that not every way to a device has ----------------------------------------------------------------
 
+    # What is false, empty or refused here is what a caller may count on from every transport, so that nobody has to ask
+    # whether a method exists.
     together: bool = False
     """The device runs in the caller's own thread: `pause` rests until it has news, `expect_patience` is of use."""
     device_name: str | None = None
@@ -145,6 +147,7 @@ _RULES: tuple[_Rule, ...] = (
 def decode_config(raw: bytes | bytearray | memoryview, queue_size: int = wire.HARD_MAX_CHAIN_DESCRIPTORS) -> Config:
     """Read and check the prefix. A higher minor version is accepted, bytes after the prefix are ignored. Raises
     ConfigSpaceError: nothing may be allocated from a configuration that is not valid."""
+    # A hostile device is met here first: no memory is sized by a number that has not passed these rows.
     if len(raw) < wire.CONFIG.size:
         raise ConfigSpaceError(f"configuration has {len(raw)} bytes, a 1.0 device has {wire.CONFIG.size}")
     config = Config._make(wire.CONFIG.unpack_from(raw))

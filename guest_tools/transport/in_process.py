@@ -28,7 +28,9 @@ from virtaccel.virtqueue.errors import RingError
 from virtaccel.virtqueue.memory import GuestMemory, Region
 from virtaccel.virtqueue.split import DeviceQueue
 
+# Enough for every window that callers keep, and the ring's memory stays within a page.
 QUEUE_SIZE = 128
+# Above 4 GiB, as most of a real guest's memory is: an address cut to 32 bits is noticed at once.
 GUEST_ADDRESS = 0x1_0000_0000
 LONGEST_WAIT_SECONDS = TOLD_OF_CHANGES.longest
 REASONS_KEPT = 32
@@ -74,6 +76,7 @@ class InProcessTransport(HasRawRing):
         log.addHandler(self._reasons)
         self.device = Device(open_backend, config, policy, log)
         self.config: Config = decode_config(self.device.config.wire.pack(), queue_size)
+        # Two of the largest frames each way: one is answered while the next is written.
         bulk = 2 * (self.config.max_request_bytes + self.config.max_response_bytes)
         # Anonymous memory: pages exist once a command is large enough to touch them. It is left to the collector, as
         # views of it may outlive `close`.
@@ -134,6 +137,7 @@ class InProcessTransport(HasRawRing):
         backend = self.device.backend
         backend.wait(seconds)
         backend.acknowledge()
+        # Finished loads are answered here: no event loop is there to hear of them.
         self.service.completions()
 
     def raw_ring(self) -> RawRing:
@@ -171,6 +175,7 @@ class InProcessTransport(HasRawRing):
             if not self.device.engine.parked:
                 if not self.ring.queue.outstanding:
                     return None
+                # Nothing runs but what this thread runs, so an answer that is not there now will never be.
                 raise TransportError(f"the device withholds its answer ({self.device.health.value}); reset it")
             if left <= 0:
                 return None

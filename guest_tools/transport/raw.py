@@ -18,6 +18,7 @@ from virtaccel.virtqueue.layout import DESCRIPTOR, USED_ELEMENT, place, ring_byt
 
 NEXT, WRITE, INDIRECT = 1, 2, 4
 PAGE: Final = 4096
+# A suite looks by itself; interrupts would only cost.
 NO_INTERRUPT: Final = 1
 _U16: Final = Struct("<H")
 
@@ -115,6 +116,7 @@ class RawRing:
 
     def announce(self, index: int) -> None:
         """Write the available index, whatever lies behind it, and kick."""
+        # One native access, as for every ring index (split.py says why).
         words = self._block[self._at.available : self._at.available + 4].cast("H")
         words[1] = index
         self._notify()

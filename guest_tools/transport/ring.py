@@ -19,7 +19,10 @@ from virtaccel.virtqueue.driver import DriverQueue
 from virtaccel.virtqueue.errors import DeviceMisbehaved
 from virtaccel.virtqueue.layout import Placement, ring_bytes
 
+# The smallest page of the machines this runs on: in a guest, the device sees memory page by page.
 PAGE_BYTES: Final = 4096
+# A small slot takes every command but the bulk ones: a SUBMIT of 22 bindings, and a GET_DEVICE_INFO response. Four of
+# them fill a page, so none crosses into one that lies elsewhere for the device.
 SLOT_REQUEST_BYTES: Final = 768
 SLOT_RESPONSE_BYTES: Final = 256
 SLOT_BYTES: Final = SLOT_REQUEST_BYTES + SLOT_RESPONSE_BYTES
@@ -94,6 +97,7 @@ class CommandRing:
         self._block = block
         self._locate = locate
         self._limit = min(max_chain_descriptors, queue_size)
+        # Slots begin on a page of their own, so that a slot is contiguous for the device.
         ring_end = _pages(ring_bytes(queue_size))
         ((base, _),) = locate(0, ring_bytes(queue_size))
         self.queue = DriverQueue.in_memory(block, base, queue_size)
@@ -101,6 +105,7 @@ class CommandRing:
         assert placement is not None, "in_memory places the parts"
         self.placement: Placement = placement
         bulk = ring_end + _pages(queue_size // 2 * SLOT_BYTES)
+        # A chain takes two descriptors at least, so more slots than half the queue could never be used.
         self._slots = [self._slot(ring_end + index * SLOT_BYTES) for index in range(queue_size // 2)]
         self._pages = Pages(bulk, len(block))
         self._free = list(reversed(self._slots))
@@ -144,6 +149,7 @@ class CommandRing:
         room = _pages(size) + _pages(capacity)
         taken = self._pages.take(room)
         if taken is None:
+            # With nothing outstanding no room will ever come free: this is an error, not back-pressure.
             if not self.queue.outstanding:
                 raise TransportError(f"a command of {size} + {capacity} bytes is larger than the transport's memory")
             raise Backpressure("no room for the frame")
@@ -151,6 +157,7 @@ class CommandRing:
         for part in request:
             self._block[position : position + len(part)] = part
             position += len(part)
+        # The response has pages of its own: what the device writes never lies beside what it still reads.
         answer = start + _pages(size)
         readable, writable = self._locate(start, size), self._locate(answer, capacity)
         try:
@@ -201,6 +208,7 @@ class CommandRing:
         if not self._free:
             raise Backpressure("no free slot")
         slot = self._free.pop()
+        # Only the frame's own bytes are copied; the shared ones stand behind them as descriptors.
         self._block[slot.start : slot.start + len(frame)] = frame
         readable, writable = [(slot.request_address, len(frame))], [(slot.response_address, capacity)]
         readable += self._locate(source.offset, len(source)) if source else ()  # an empty range is none
@@ -212,6 +220,7 @@ class CommandRing:
             raise
         if sink:
             start, request_address, response_address, response, _, _ = slot
+            # Remembered as it was published: the device's count runs over response and sink together.
             slot = _Slot(start, request_address, response_address, response[:capacity], None, len(sink))
         self._issued[head] = slot
         self.published += 1

@@ -31,6 +31,8 @@ from virtaccel.guest_tools.transport.raw import HasRawRing, RawRing
 from virtaccel.guest_tools.transport.ring import CommandRing, block_bytes
 from virtaccel.virtqueue.layout import Placement
 
+# The prefix of wire-abi.md, section 2. A device of a later minor version may have more behind it, which a 1.0 driver
+# leaves alone.
 CONFIG_BYTES: Final = 16
 # What /proc calls the memory shared with the device, here and there.
 MEMORY_NAME: Final = "virtaccel"
@@ -38,9 +40,11 @@ GUEST_ADDRESS: Final = 1 << 32
 # Where the block of memory is, for descriptors and for the ring's parts: two address spaces, so two numbers.
 USER_ADDRESS: Final = 0x5600_0000_0000
 
+# VERSION_1 is a must (virtio 1.3, 6.1); without protocol features there is no config space to read.
 WANTED_FEATURES = m.VIRTIO_F_VERSION_1 | m.VHOST_USER_F_PROTOCOL_FEATURES
 WANTED_PROTOCOL_FEATURES = sum(ProtocolFeature) & ~ProtocolFeature.BACKEND_REQ  # nobody here listens to requests
 STATUS_RUNNING: Final = 0xF  # ACKNOWLEDGE, DRIVER, DRIVER_OK, FEATURES_OK (virtio 2.1)
+# Answers that were under way when the device reported its error are still taken; a second later none will come.
 _ERROR_GRACE_S: Final = 1.0
 
 
@@ -65,6 +69,7 @@ class FrontEnd:
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
         data = m.encode(request, payload, flags)
         try:
+            # Descriptors travel with the first byte, so what did not fit at once goes without them.
             sent = self._socket.sendmsg([data], rights, socket.MSG_NOSIGNAL)
             if sent < len(data):
                 self._socket.sendall(data[sent:], socket.MSG_NOSIGNAL)
@@ -130,6 +135,7 @@ class FrontEnd:
 
     def start_ring(self, size: int, at: Placement, kick: int, call: int, error: int) -> None:
         """Set up and enable vring 0 from index 0; `at` in user addresses."""
+        # Size and place first, descriptors next, and last what lets it run: a kick may start a ring ("Ring states").
         self.tell(Request.SET_VRING_NUM, m.encode_vring_state(0, size))
         self.tell(Request.SET_VRING_BASE, m.encode_vring_state(0, 0))
         self.tell(Request.SET_VRING_ADDR, m.VRING_ADDRESS.pack(0, 0, at.descriptors, at.used, at.available, 0))
@@ -172,6 +178,7 @@ class VhostUserTransport(HasRawRing):
             self.config: Config = self._connect()
             room = 2 * (self.config.max_request_bytes + self.config.max_response_bytes)
             size = block_bytes(queue_size, room if bulk_bytes is None else bulk_bytes)
+            # One block for ring and frames: the back end maps it once, and no command needs a new region.
             self._fd, self._memory = _sealed_memory(size)
             self._region = m.MemoryRegion(GUEST_ADDRESS, size, USER_ADDRESS, 0)
             block = memoryview(self._memory)
@@ -195,6 +202,7 @@ class VhostUserTransport(HasRawRing):
     def _start(self) -> None:
         """Memory, ring and status: from here on the device may run."""
         front = self._live()
+        # One region more costs less than a whole new table, so it is preferred, as QEMU does.
         if self._agreed & ProtocolFeature.CONFIGURE_MEM_SLOTS:
             front.tell(Request.ADD_MEM_REG, m.encode_single_region(self._region), [self._fd])
         else:
@@ -212,6 +220,7 @@ class VhostUserTransport(HasRawRing):
         front.start_ring(self._queue_size, at, self._kick, self._call, self._error)
         if self._agreed & ProtocolFeature.STATUS:
             front.tell(Request.SET_STATUS, m.U64.pack(STATUS_RUNNING))
+        # Interrupts are asked for only while this side sleeps: looking finds most answers sooner than an event would.
         self._ring.queue.disable_interrupts()
 
     def _live(self) -> FrontEnd:
@@ -277,8 +286,11 @@ class VhostUserTransport(HasRawRing):
         until = None if timeout is None else time.monotonic() + timeout
         try:
             while True:
+                # To ask for interrupts and then look once more is the only order that loses none (virtio 1.3, 2.7.7).
                 if not ring.queue.enable_interrupts():
                     left = self._left(until)
+                    # The socket is watched too: a daemon that dies closes it, and nobody waits for an answer that
+                    # cannot come.
                     events = self._poll.poll(None if left is None else max(0.0, left * 1000))
                 else:
                     events = []
@@ -306,6 +318,7 @@ class VhostUserTransport(HasRawRing):
                 with suppress(BlockingIOError):
                     os.eventfd_read(self._call)
             elif fd == self._error:
+                # The error counter stays readable; watching it on would turn the wait into a busy loop.
                 self._poll.unregister(fd)
                 self._failed_at = time.monotonic()
             else:
@@ -319,6 +332,7 @@ class VhostUserTransport(HasRawRing):
 
     def _rest(self, seconds: float) -> None:
         """Wait a little for a device that was not asked to interrupt; notice when it is gone."""
+        # A back end never speaks unasked here, so a readable socket can only mean that it has gone.
         if select.select([self._live()], [], [], min(seconds, BARE_RING_REST))[0]:
             raise self._lose("the back end closed the connection")
 
@@ -328,6 +342,7 @@ class VhostUserTransport(HasRawRing):
         front = self._front
         if front is not None:
             try:
+                # A living back end is reset over its connection; a dead one only by connecting to the next.
                 self._reset_connected(front)
                 return
             except TransportError:
@@ -337,6 +352,7 @@ class VhostUserTransport(HasRawRing):
         self._start()
 
     def _reset_connected(self, front: FrontEnd) -> None:
+        # The ring first: once it stands still, nothing is written into the answers that the reset takes back.
         front.stop_ring()
         if self._agreed & ProtocolFeature.RESET_DEVICE:
             front.tell(Request.RESET_DEVICE)
@@ -394,6 +410,7 @@ def _sealed_memory(size: int) -> tuple[int, mmap.mmap]:
     fd = os.memfd_create(MEMORY_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, size)
+        # A file that could shrink is a SIGBUS for whoever maps it: a careful back end takes no other.
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         return fd, mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
     except BaseException:

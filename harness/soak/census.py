@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+# Caches fill and pools start for about so long in soaks of one to ten minutes.
 WARM_UP: Final = 0.25
 # Rests after the warm-up without which nothing can be said.
 FEWEST: Final = 4
@@ -62,6 +63,7 @@ def holding(process: int) -> Holding | None:
     try:
         for line in (folder / "status").read_text().splitlines():
             name, _, value = line.partition(":")
+            # Files apart: their pages are the kernel's to drop.
             if name in ("RssAnon", "RssShmem"):
                 memory += int(value.split()[0]) << 10
             elif name == "Threads":
@@ -78,9 +80,11 @@ def descendants(process: int) -> list[list[int]]:
         if not entry.isdecimal():
             continue
         try:
+            # Behind the last bracket: a process's name may hold any character, brackets too.
             fields = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
         except OSError:
             continue
+        # A zombie holds nothing but its number.
         if fields[0] not in "ZX":
             children[int(fields[1])].append((int(fields[19]), int(entry)))
     generations: list[list[int]] = []
@@ -112,6 +116,7 @@ def rise(points: Sequence[tuple[float, float]]) -> float:
     mean_x = sum(x for x, _ in points) / len(points)
     mean_y = sum(y for _, y in points) / len(points)
     spread = sum((x - mean_x) ** 2 for x, _ in points)
+    # Least squares, so that one noisy rest decides nothing.
     slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / spread if spread else 0.0
     return slope * (points[-1][0] - points[0][0])
 

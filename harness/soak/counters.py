@@ -30,6 +30,7 @@ class Own(IntEnum):
     CANCELLED, EXPIRED, RESETS, DROPS, GARBAGE, LOSSES = auto(), auto(), auto(), auto(), auto(), auto()
 
 
+# The rest of a guest's words are between it and the runner.
 COUNTS: Final = tuple(Own)[Own.CONNECTIONS :]
 _WORD: Final = 8  # one aligned store each, so that nobody reads half a number
 

@@ -36,9 +36,12 @@ from virtaccel.tosa_graph.flatbuffer import read
 
 EXIT_WRONG: Final = 3
 EXIT_STUCK: Final = 4
+# Few enough that loads and unloads keep alternating, enough that stale IDs meet reused slots.
 MOST_PROGRAMS, MOST_BUFFERS = 6, 12
+# The size of one transfer command: larger ones are several of the same.
 LARGEST_BUFFER: Final = 1 << 20
 _BULK_BYTES: Final = 8 << 20
+# A worker may be killed during each reset; twenty times in a row is no chance any more.
 _RECOVERIES: Final = 20
 _PAUSE: Final = 0.002
 _IDLE: Final = 0.01
@@ -144,6 +147,7 @@ class Guest:
     def _leave(self) -> None:
         """Go, as one that tidies up or as one that does not care."""
         device, session = self._device, self._session
+        # Real guests do both, and each leaves the device other work.
         if device is not None and self._rng.random() < 0.5:
             device.close()
         elif session is not None:
@@ -154,6 +158,7 @@ class Guest:
     def _rest(self, asked: int) -> None:
         """Have nothing on the device, until all go on."""
         self._leave()
+        # Told only when everything is given back: then the runner counts.
         self._words[Own.RESTING] = asked
         while self._counters.get(Shared.REST) == asked and asked % 2 and not self._counters.get(Shared.STOP):
             time.sleep(_IDLE)
@@ -184,6 +189,7 @@ class Guest:
 
     def _reset(self) -> None:
         session = self._session
+        # Read before the reset: a kill during it may have hit the new worker, and must excuse the next loss.
         kills = self._counters.get(Shared.WORKER_KILLS)
         self._forget()
         if session is not None:
@@ -303,6 +309,7 @@ class Guest:
             run = loaded.program.new_invocation()
             run.write(work.inputs)
             started.append((loaded.known, work, run, self._submit(run)))
+        # In another order than they were started, since completion order is no promise.
         self._rng.shuffle(started)
         for known, work, run, event in started:
             self._completed(self._outcome(event), known.name)
@@ -344,6 +351,7 @@ class Guest:
         run, work, client = self._slow(), programs.rotation_work(self._rng), self._device_or_connect().session.client
         run.write(work.inputs)
         event = self._submit(run)
+        # Before it starts, while it runs, about when it ends.
         time.sleep(self._rng.choice((0.0, 0.001, 0.01, 0.05)))
         cancelled = self._status(client.cancel_event(event))
         if cancelled not in (Status.OK, Status.BUSY):
@@ -354,6 +362,7 @@ class Guest:
         """Out of time, or right."""
         run, work = self._slow(), programs.rotation_work(self._rng)
         run.write(work.inputs)
+        # Certainly over, probably over, perhaps over, certainly not.
         limit = self._rng.choice((1, 100_000, 5_000_000, 60_000_000_000))
         event = self._submit(run, limit)
         late = EventStatus(EventState.FAILED, Status.DEADLINE_EXPIRED)
@@ -396,6 +405,7 @@ class Guest:
         """Allocate, free, write or read one."""
         choice = self._rng.random()
         if not self._kept or (choice < 0.15 and len(self._kept) < MOST_BUFFERS):
+            # A byte, a cache line, a page, no multiple of anything, and a whole command.
             size = self._rng.choice((1, 64, 4096, 70_001, LARGEST_BUFFER))
             self._kept.append(Kept(self._device_or_connect().buffer(size), bytearray(size)))
             return
@@ -475,6 +485,7 @@ class Guest:
 def main(words: list[str]) -> int:
     """PATH COUNTERS GUESTS NUMBER SEED PATIENCE; the exit status."""
     path, counters, guests, number, seed, patience = words
+    # So that the runner can ask a stuck guest where it is.
     faulthandler.register(signal.SIGUSR1)
     guest = Guest(path, Counters(Path(counters), int(guests)), int(number), Random(seed), float(patience))
     try:

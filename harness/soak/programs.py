@@ -25,6 +25,7 @@ Arrays: TypeAlias = tuple[Array, ...]
 ELEMENTS: Final = 8
 SIZE: Final = 32
 SLOW: Final = "rotation"
+# Tens of milliseconds: long enough to be cancelled in the middle, short enough to be run often.
 SLOW_SIZE, SLOW_STEPS = 256, 40
 _DIGITS: Final = Path(__file__).resolve().parents[2] / "examples" / "digits"
 # How far floats of a trained network may be off, against the largest of them and against nothing.
@@ -74,6 +75,7 @@ def difference(work: Work, found: Arrays) -> str | None:
 
 def _whole(rng: Random, shape: tuple[int, ...], most: int = 100) -> Array:
     """Whole numbers from -most to most."""
+    # Seeded from the guest's own numbers: a life can be repeated.
     return np.random.default_rng(rng.getrandbits(64)).integers(-most, most + 1, shape).astype(np.float32)
 
 
@@ -93,6 +95,7 @@ def addition() -> Program:
 
 def salted(rng: Random) -> Program:
     """x plus a number that hardly anybody has had before: nothing compiled earlier is of use."""
+    # 20 bits are whole numbers of FP32, so that sums stay exact.
     salt = np.float32(rng.getrandbits(20))
     writer = GraphWriter()
     x = writer.input("x", (ELEMENTS,), DType.FP32)

@@ -140,6 +140,7 @@ class GuestSlot:
 def _stack(guest: Child) -> str:
     """Where a guest is, as far as it can say."""
     os.kill(guest.pid, signal.SIGUSR1)
+    # The dump is written by a signal handler; there is no word when it is done.
     time.sleep(0.3)
     return guest.tail(_LINES)
 
@@ -289,6 +290,7 @@ class Runner:
         return kills
 
     def _kill_guest(self) -> bool:
+        # Never the first, whose holdings are followed for the whole length.
         slot = self._random.choice(self.slots[1:] or self.slots)
         slot.kill()
         self.outcome.kills["guests"] += 1
@@ -305,6 +307,7 @@ class Runner:
         if not processes:
             return False
         process = self._random.choice(processes)
+        # Odd while the kill is under way: who reads it then must not take it for one that is over.
         self._counters.put(word, self._counters.get(word) + 1)
         with suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
@@ -348,6 +351,7 @@ class Runner:
             time.sleep(_SETTLED_SECONDS)
             daemon, below = census.holding(self._process), census.descendants(self._process)
             now = (daemon and daemon.descriptors, below, census.maps(self._process, MEMORY_NAME))
+            # No compiler below: it would be counted as what its worker holds.
             if now == before and len(below) <= COMPILERS:
                 break
             before = now

@@ -144,7 +144,7 @@ FAULTS = {
     ),
     "slot-lost-by-a-broken-ring": Fault(
         "device", "guest_tools.transport.ring",
-        (("        except DeviceMisbehaved as error:\n            self._free.append(slot)\n", "        except DeviceMisbehaved as error:\n"),),
+        (("        except BaseException as error:\n            self._free.append(slot)\n", "        except BaseException as error:\n"),),
     ),
 }  # fmt: skip
 
