@@ -59,6 +59,7 @@ def test_a_pace_is_when_the_work_was_last_known_to_go_on() -> None:
     assert pace.seconds == LONGEST_PACE, "a short run after a long one is noticed"
 
 
+@pytest.mark.alone
 def test_fewer_questions_from_run_to_run_and_the_same_answers(transport: FarAway) -> None:
     x = np.random.default_rng(1).standard_normal((1, SIDE, SIDE)).astype(np.float32)
     with Accelerator(Session(transport)) as accelerator:

@@ -131,6 +131,7 @@ def test_the_daemon_itself_runs_no_native_code_of_the_backend(pair: Pair) -> Non
 # ---- compilers gone wrong
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("fault", "admitted"),
     [

@@ -165,6 +165,7 @@ def round_trips(device: Accelerator, count: int) -> float:
     return statistics.median(taken)
 
 
+@pytest.mark.alone
 def test_l2_others_are_answered_while_a_program_loads(openvino_daemon: Daemon) -> None:
     with accelerator.open(f"vhost-user:{openvino_daemon.path}", patience=60.0) as device:
         session, client = device.session, device.session.client
@@ -177,6 +178,7 @@ def test_l2_others_are_answered_while_a_program_loads(openvino_daemon: Daemon) -
         session.call(client.unload_program(program))
 
 
+@pytest.mark.alone
 def test_l2_others_are_answered_while_a_submission_runs(openvino_daemon: Daemon, slow_model: bytes) -> None:
     began = time.perf_counter()
     slow = begin(openvino_daemon, slow_model, 1)
