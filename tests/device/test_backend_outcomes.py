@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from frames import (
     BUSY,
-    CANCELLED,
     COMPLETE,
     DEADLINE_EXPIRED,
     DEVICE_LOST,
@@ -17,11 +15,8 @@ from frames import (
     INTERNAL_ERROR,
     INVALID_ARGUMENT,
     OK,
-    OUT_OF_MEMORY,
     PENDING,
     RESOURCE_LIMIT,
-    STALE_OBJECT,
-    UNSUPPORTED,
     XOR,
     Bench,
     World,
@@ -38,9 +33,9 @@ from frames import (
 from virtaccel.device.backend import AllocatedBuffer
 from virtaccel.device.config import ResourcePolicy
 from virtaccel.device.engine import Health
-from virtaccel.device.reference import INFO, Break, Doubt, Inflate, Reference, Refuse, Script
+from virtaccel.device.reference import Break, Doubt, Inflate, Reference, Refuse, Script
 from virtaccel.device.state import Counts, Retained
-from virtaccel.device.wire import Capability, Status
+from virtaccel.device.wire import Status
 
 PAGE = 4096
 
@@ -142,17 +137,6 @@ def test_indeterminate_release_kills_the_id_and_quarantines_the_charge(method: s
 # Submissions
 
 
-def test_rejected_submission_keeps_nothing() -> None:
-    bench = Bench(Script(immediate=False))
-    here = world(bench)
-    before = accounts(bench)
-    bench.script.next("submit", Refuse(Status.DEADLINE_EXPIRED))
-    assert bench.call("SUBMIT", here.submission())[:2] == (16, DEADLINE_EXPIRED)
-    assert accounts(bench) == before
-    for name, object_id in (("FREE_BUFFER", here.source), ("UNLOAD_PROGRAM", here.program)):
-        assert bench.status(name, u64(object_id)) == OK
-
-
 def test_indeterminate_submission_hands_over_an_event_with_its_failure() -> None:
     bench = Bench(Script(immediate=False))
     here = world(bench)
@@ -190,79 +174,6 @@ def test_late_failure_is_reported_by_poll_and_never_changes() -> None:
     assert list(bench.script.calls).count("poll_event") == polls, "a terminal state is kept by the engine"
 
 
-def test_data_flows_through_a_submission_and_only_where_bound() -> None:
-    bench = Bench()
-    here = world(bench)
-    bench.write(here.source, bytes(range(64)))
-    bench.write(here.target, bytes([0xEE]) * 64)
-    bench.made("SUBMIT", here.submission())
-    assert bench.read(here.target, 64) == bytes(byte ^ 0x5A for byte in range(8)) + bytes([0xEE]) * 56
-    assert bench.read(here.source, 64) == bytes(range(64))
-
-
-def test_new_buffers_are_zeroed() -> None:
-    bench = Bench()
-    context = bench.context()
-    for _ in range(3):
-        buffer = bench.buffer(context, 4096)
-        assert bench.read(buffer, 4096) == bytes(4096)
-        bench.write(buffer, b"\xff" * 4096)
-        bench.ok("FREE_BUFFER", u64(buffer))
-
-
-def test_event_retains_what_it_uses_until_it_is_destroyed() -> None:
-    bench = Bench(Script(immediate=False))
-    here = world(bench)
-    event = bench.made("SUBMIT", here.submission())
-    held = {
-        "FREE_BUFFER": [here.source, here.target], "UNLOAD_PROGRAM": [here.program], "DESTROY_QUEUE": [here.queue],
-        "DESTROY_CONTEXT": [here.context], "DESTROY_EVENT": [event],
-    }  # fmt: skip
-    for name, objects in held.items():
-        for object_id in objects:
-            assert bench.status(name, u64(object_id)) == BUSY, name
-    bench.backend.complete()
-    held["DESTROY_EVENT"] = []
-    for name, objects in held.items():
-        for object_id in objects:
-            assert bench.status(name, u64(object_id)) == BUSY, f"{name} after completion, before destruction"
-    bench.ok("DESTROY_EVENT", u64(event))
-    assert bench.status("POLL_EVENT", u64(event)) == STALE_OBJECT
-    for name in ("FREE_BUFFER", "UNLOAD_PROGRAM", "DESTROY_QUEUE", "DESTROY_CONTEXT"):
-        for object_id in held[name]:
-            bench.ok(name, u64(object_id))
-    assert accounts(bench) == (Counts(), Retained(), 0)
-
-
-# Cancellation
-
-
-def test_cancellation_wins() -> None:
-    bench = Bench(Script(immediate=False))
-    here = world(bench)
-    event = bench.made("SUBMIT", here.submission())
-    bench.ok("CANCEL_EVENT", u64(event), 16)
-    assert bench.poll(event) == (CANCELLED, OK)
-    assert bench.status("CANCEL_EVENT", u64(event)) == BUSY
-    bench.ok("DESTROY_EVENT", u64(event))
-
-
-def test_completion_wins() -> None:
-    """Decided by the backend although no poll has told the engine yet."""
-    bench = Bench(Script(immediate=False))
-    event = bench.made("SUBMIT", world(bench).submission())
-    bench.backend.complete()
-    assert bench.status("CANCEL_EVENT", u64(event)) == BUSY
-    assert bench.poll(event) == (COMPLETE, OK)
-    assert bench.status("CANCEL_EVENT", u64(event)) == BUSY
-
-
-def test_destroy_finds_out_itself_that_an_event_is_terminal() -> None:
-    bench = Bench(Script(immediate=False))
-    event = bench.made("SUBMIT", world(bench).submission())
-    assert bench.status("DESTROY_EVENT", u64(event)) == BUSY
-    bench.backend.complete()
-    bench.ok("DESTROY_EVENT", u64(event), 16)
 
 
 # Allocations
@@ -406,19 +317,3 @@ def test_abandoned_load_goes_back_empty_and_is_charged_no_more() -> None:
     assert bench.engine.state.retained == Retained(0, 64)
     bench.backend.finish_load()
     assert [back for back, _ in bench.engine.finished()] == [second]
-
-
-def test_unsupported_cancellation_leaves_the_event_alone() -> None:
-    bench = Bench(Script(immediate=False), info=replace(INFO, capabilities=int(Capability.SHARED_MEMORY)))
-    event = bench.made("SUBMIT", world(bench).submission())
-    assert bench.status("CANCEL_EVENT", u64(event)) == UNSUPPORTED
-    assert "cancel_event" not in bench.script.calls
-    bench.backend.complete()
-    assert bench.poll(event) == (COMPLETE, OK)
-
-
-def test_out_of_memory_is_told_as_such() -> None:
-    bench = Bench()
-    context = bench.context()
-    bench.script.next("allocate_buffer", Refuse(Status.OUT_OF_MEMORY))
-    assert bench.status("ALLOCATE_BUFFER", allocate(context)) == OUT_OF_MEMORY

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from frames import DEVICE_LOST, OK, STALE_OBJECT, XOR, Bench, World, chain, load, request, u64, world
+from frames import DEVICE_LOST, OK, STALE_OBJECT, Bench, World, u64, world
 
 from virtaccel.device.backend import Backend, BackendUnavailable
 from virtaccel.device.engine import Health
@@ -122,32 +122,6 @@ def test_trouble_while_resetting_is_counted_and_sticks(method: str, fault: Any, 
         assert again.discard
         assert bench.status("FREE_BUFFER", u64(here.source)) == DEVICE_LOST
     assert len(bench.script.calls) == calls
-
-
-def test_reset_abandons_loads() -> None:
-    script = Script(deferred_loads=True)
-    bench = Bench(script)
-    context = bench.context()
-    made = chain(request(0x0300, load(context, XOR.pack()), 5), 64)
-    assert bench.engine.process(made) is None
-    report = bench.engine.reset()
-    assert (report.abandoned_loads, report.released, report.released_bytes) == (
-        1, Counts(contexts=1), Retained(0, 64),
-    )  # fmt: skip
-    bench.backend.finish_load()
-    assert bench.engine.finished() == []
-    assert bytes(made.writable[0]) == b"\xc5" * 64
-    assert bench.backend.live == 0
-
-
-def test_quotas_and_budgets_are_back_to_zero() -> None:
-    bench, _, _ = populated()
-    for _ in range(200):
-        assert not bench.engine.reset().discard
-        assert bench.engine.state.retained == Retained()
-        world(bench)
-        assert bench.engine.state.counts == Counts(1, 2, 1, 1, 0)
-    assert bench.backend.live == 5
 
 
 # The device around it

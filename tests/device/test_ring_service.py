@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import pytest
-from command_ring import BASE, CommandRing
-from frames import CODES, OK, XOR, load, request, u32, u64
+from command_ring import CommandRing
+from frames import CODES, OK, XOR, load, request
 from rings import RawRing
 
 from virtaccel.device.engine import Health
 from virtaccel.device.reference import Reference, Script
 from virtaccel.device.ring_service import Device, RingService
 from virtaccel.virtqueue.errors import RingError
-from virtaccel.virtqueue.split import DeviceQueue
 
 INFO_FRAME = request(CODES["GET_DEVICE_INFO"], request_id=5)
 
@@ -90,60 +88,3 @@ def test_completion_of_a_load_notifies_once() -> None:
     assert ring.service.completions() == 0
     responses = [ring.collect(), ring.collect()]
     assert [response.status for response in responses if response] == [OK, OK]
-
-
-def test_every_response_agrees_with_one_reading_of_a_frame_that_changes() -> None:
-    """Another thread rewrites payload_bytes and binding_count of a SUBMIT while it is being served. Whatever the engine
-    read, it answers with one of the verdicts of a single reading, and nothing else happens."""
-    ring = CommandRing(lambda: Reference(script=Script(immediate=True)))
-    frame = request(CODES["SUBMIT"], u64(7) + u64(8) + u32(1) + u32(0) + u64(0) + bytes(32), 5)
-    place = ring.spare
-    ring.memory[place : place + len(frame)] = frame
-    stop = threading.Event()
-
-    def scribble() -> None:
-        values = (u32(64), u32(0), u32(0xFFFF_FFFF), u32(63))
-        while not stop.is_set():
-            for value in values:
-                ring.memory[place + 4 : place + 8] = value
-                ring.memory[place + 32 : place + 36] = value
-
-    thread = threading.Thread(target=scribble)
-    thread.start()
-    seen = set()
-    try:
-        for _ in range(5000):
-            ring.driver.publish([(BASE + place, len(frame))], [(BASE + place + 256, 64)])
-            ring.service.service()
-            used = ring.driver.collect()
-            assert used is not None
-            assert used.written == 16
-            seen.add(int.from_bytes(ring.memory[place + 256 : place + 258], "little"))
-    finally:
-        stop.set()
-        thread.join()
-    assert seen <= {3, 7}
-    assert ring.device.health is Health.RUNNING
-
-
-def test_load_parked_over_a_pause_ends_on_the_queue_that_resumes() -> None:
-    """A front end stops the ring and starts it again where it stood, which makes a new queue over the same ring."""
-    script = Script(deferred_loads=True)
-    ring = CommandRing(lambda: Reference(script=script))
-    context = int.from_bytes(ring.exchange(request(CODES["CREATE_CONTEXT"], bytes(8), 1)).payload, "little")
-    ring.publish(request(CODES["LOAD_PROGRAM"], load(context, XOR.pack()), 2))
-    ring.service.service()
-    before = ring.queue
-    places = ring.driver.addresses
-    assert places is not None
-    after = DeviceQueue(ring.guest, ring.driver.size, *places, ring.limit, last_available=before.last_available)
-    after.resume(before)
-    assert after.outstanding == 1
-    ring.service = RingService(ring.device.engine, after, lambda: None)
-    backend = ring.device.backend
-    assert isinstance(backend, Reference)
-    backend.finish_load()
-    assert ring.service.completions() == 1
-    response = ring.collect()
-    assert response is not None
-    assert (response.status, response.raw[8], after.outstanding) == (OK, 2, 0)

@@ -26,8 +26,7 @@ from frames import (
 )
 
 from virtaccel.device.engine import Health
-from virtaccel.device.reference import Doubt, Reference, Script
-from virtaccel.device.wire import Status
+from virtaccel.device.reference import Reference, Script
 from virtaccel.virtqueue.segments import Chain
 
 INFO_FRAME = request(CODES["GET_DEVICE_INFO"], request_id=5)
@@ -147,18 +146,6 @@ def test_vq_020_parked_load_whose_response_is_lost() -> None:
     bench.backend.finish_load()
     assert bench.engine.finished() == []
     assert bench.engine.health is Health.NEEDS_RESET
-
-
-@pytest.mark.parametrize("opcode", ["DESTROY_EVENT", "FREE_BUFFER", "UNLOAD_PROGRAM", "DESTROY_QUEUE"])
-def test_vq_020_indeterminate_release(opcode: str) -> None:
-    bench = Bench()
-    here = world(bench)
-    objects = {"FREE_BUFFER": here.source, "UNLOAD_PROGRAM": here.program, "DESTROY_QUEUE": here.queue}
-    target = objects.get(opcode) or bench.made("SUBMIT", here.submission())
-    bench.script.next(opcode.lower(), Doubt(Status.BUSY))
-    assert bench.call(opcode, u64(target))[:2] == (16, DEVICE_LOST)
-    assert bench.engine.health is Health.DISCARD_REQUIRED
-    assert bench.status("GET_DEVICE_INFO") == DEVICE_LOST
 
 
 def test_a_chain_that_cannot_be_read_goes_back_empty() -> None:

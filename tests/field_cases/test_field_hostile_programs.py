@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from graphs import Const, Dims, single
+from graphs import Const, single
 
 from virtaccel.device.wire import Status
 from virtaccel.guest_tools.arrays.accelerator import Accelerator
@@ -169,13 +169,6 @@ def test_h3_operators_of_a_later_draft(accelerator: Accelerator, number: int) ->
     writer.place(number, [x], [writer.tensor("y", (4,), DType.FP32)], attribute_type=number)
     writer.output("y")
     assert offered(accelerator, writer.to_bytes()) in REFUSALS
-
-
-def test_h3_shapes_come_from_the_shapes_table(accelerator: Accelerator) -> None:
-    x = np.arange(6, dtype=np.float32).reshape(2, 3)
-    program = accelerator.load(single(Op.RESHAPE, [((2, 3), DType.FP32), Dims((3, 2))], ((3, 2), DType.FP32)))
-    np.testing.assert_array_equal(program(x)[0], x.reshape(3, 2))
-    program.close()
 
 
 @pytest.mark.parametrize("count", [1, 3, 5])

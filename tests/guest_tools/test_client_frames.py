@@ -131,12 +131,6 @@ def test_indeterminate_submit_keeps_the_event(vectors: dict[str, dict[str, bytes
     assert (caught.value.event, caught.value.status) == (EVENT, 9)
 
 
-def test_failure_status_is_a_device_error(vectors: dict[str, dict[str, bytes]]) -> None:
-    with pytest.raises(DeviceError) as caught:
-        receive(REQUESTS["get_device_info"], vectors["frames response"]["unknown_opcode"])
-    assert caught.value.status == 1
-
-
 def test_unknown_status_is_an_opaque_failure(vectors: dict[str, dict[str, bytes]]) -> None:
     with pytest.raises(DeviceError, match="unknown status 4660") as caught:
         receive(REQUESTS["destroy_event"], vectors["edge_cases response"]["unknown_status"])

@@ -26,7 +26,7 @@ from virtaccel.guest_tools.client import (
 )
 from virtaccel.guest_tools.session import NoAnswer, Session
 from virtaccel.guest_tools.transport.base import Backpressure, TransportError
-from virtaccel.guest_tools.transport.in_process import InProcessTransport, open_transport
+from virtaccel.guest_tools.transport.in_process import InProcessTransport
 
 ANY_USE = Usage.TRANSFER_SOURCE | Usage.TRANSFER_DESTINATION | Usage.PROGRAM_INPUT | Usage.PROGRAM_OUTPUT
 Open = Callable[..., "Rig"]
@@ -119,16 +119,6 @@ def test_largest_frames_pass_in_one_piece(rig: Open) -> None:
     result = bytearray(size)
     one.session.call(one.client.read_buffer(buffer, 0, memoryview(result)))
     assert result == data
-
-
-def test_vq_014_other_commands_are_answered_while_a_program_loads(rig: Open) -> None:
-    one = rig()
-    one.backend.script.deferred_loads = True
-    token = one.session.start(one.load_request())
-    assert one.session.call(one.client.get_device_info()).max_contexts > 0
-    assert one.session.finish(0) is None
-    one.backend.finish_load()
-    assert one.session.result(token) > 0
 
 
 def test_a_call_keeps_what_comes_back_before_its_own_answer(rig: Open) -> None:
@@ -257,9 +247,3 @@ def test_backend_that_cannot_be_opened_is_said_so() -> None:
 
     with pytest.raises(BackendUnavailable, match="no such device"):
         InProcessTransport(fail)
-
-
-def test_entry_point_opens_the_reference_backend() -> None:
-    transport = open_transport("reference")
-    assert Session(transport).call(Client(transport.config).get_device_info()).capabilities
-    transport.close()

@@ -266,14 +266,6 @@ def test_v4_unoffered_ring_features_are_never_acted_on(daemon: Daemon) -> None:
 # -- V5
 
 
-def test_v5_twenty_front_ends_one_after_another(daemon: Daemon) -> None:
-    for number in range(20):
-        with Vm(daemon.path).start() as vm:
-            response = vm.call_device(request(0x0100, bytes(8), number + 1))
-            assert response[:2] == b"\0\0"
-            assert len(response) == 24
-
-
 def test_v5_the_second_front_end_waits_for_the_first(daemon: Daemon) -> None:
     with Vm(daemon.path).start() as first:
         second = FrontEnd(daemon.path, 10.0)

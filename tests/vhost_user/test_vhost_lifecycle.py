@@ -294,22 +294,3 @@ def test_pause_and_resume_lose_nothing(openvino_daemon: Daemon, slow_model: byte
     (y,) = slow.runs[0].read()
     np.testing.assert_array_equal(y, rotated(slow.x, STEPS))
     leave(slow)
-
-
-def test_two_guests_at_once_get_their_own_answers(tmp_path_factory: pytest.TempPathFactory) -> None:
-    folder = tmp_path_factory.mktemp("two")
-    paths = [str(folder / name) for name in "ab"]
-    with Daemon(folder, "--sockets", *paths, backend="openvino") as daemon:
-        devices = [accelerator.open(f"vhost-user:{path}", patience=60.0) for path in paths]
-        programs = [device.load(rotations(64, steps)) for device, steps in zip(devices, (3, 5), strict=True)]
-        rng = np.random.default_rng(4)
-        for _ in range(20):
-            for program, steps in zip(programs, (3, 5), strict=True):
-                x = rng.standard_normal((1, 64, 64)).astype(np.float32)
-                (y,) = program(x)
-                np.testing.assert_array_equal(y, rotated(x, steps))
-        other = devices[1].session.client.destroy_context(devices[0].context)
-        assert status(devices[1], other) == Status.STALE_OBJECT
-        for device in devices:
-            device.close()
-        assert daemon.stop() == 0
