@@ -33,6 +33,8 @@ from virtaccel.tosa_graph.graph import DType, Op
 from virtaccel.tosa_graph.write import GraphWriter
 
 LIMIT_SECONDS = 4.0
+SLOWER = 50
+"""Beside a compiler gone wrong: measured are 2 to 10 times; one command that waited for it would be thousands."""
 
 
 class Pair:
@@ -141,13 +143,13 @@ def test_the_daemon_itself_runs_no_native_code_of_the_backend(pair: Pair) -> Non
     ],
 )
 def test_others_are_answered_while_a_compiler_goes_wrong(pair: Pair, fault: str, admitted: set[Status]) -> None:
-    """The other guest's commands stay below 50 ms at the 99th percentile, and the next program is taken. The machine
-    may be busy with something else, so the best of a few tries counts."""
+    """The other guest's commands take no more than SLOWER times what they took before, at the 99th percentile, and the
+    next program is taken. The machine may be busy with something else, so the best of a few tries counts."""
     bystander, attacker = pair.open(0), pair.open(1)
     x = np.arange(8, dtype=np.float32)
     program = bystander.load(named("x", 9.0))
     program(x)
-    tries = []
+    tries, bound = [], SLOWER * max(_p99(bystander, program, threading.Thread()) for _ in range(3))
     for attempt in range(4):
         statuses: list[int] = []
         thread = threading.Thread(target=_offer, args=(attacker, named(fault, float(attempt)), statuses))
@@ -157,10 +159,10 @@ def test_others_are_answered_while_a_compiler_goes_wrong(pair: Pair, fault: str,
         assert len(statuses) == 1
         assert statuses[0] in admitted
         assert_right(attacker, 100.0 + attempt)
-        if tries[-1] < 0.05:
+        if tries[-1] < bound:
             break
     print(f"{fault}: p99 of the other guest's commands {[f'{1e3 * value:.1f} ms' for value in tries]}")
-    assert min(tries) < 0.05, tries
+    assert min(tries) < bound, (tries, bound)
     bystander.close()
     attacker.close()
 
