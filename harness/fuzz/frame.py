@@ -128,10 +128,10 @@ class FrameTarget(TargetBase):
             usage, domain = random.randrange(1, 40), pick((1, 2, 3, 3, 3, 0, 4))
             body = f.allocation(0, small, usage, domain, 1 << random.randrange(14))
             return pick(fields) + pick((body[8:16], pick(fields))) + body[16:]
-        if opcode == f.READ:
-            return pick(fields) + pick((bytes(8), pick(fields))) + u64(small)
-        if opcode == f.WRITE:
-            return pick(fields) + pick((bytes(8), u64(small))) + u64(small) + bytes(small)
+        if opcode in (f.READ, f.WRITE):
+            offset = pick((0, small, BUFFER_BYTES - small, BUFFER_BYTES + 1 - small))
+            place = pick((u64(offset), pick(fields))) if opcode == f.READ else u64(offset)
+            return pick(fields) + place + u64(small) + bytes(small if opcode == f.WRITE else 0)
         if opcode == f.LOAD:
             artifact = SAMPLE.artifact if random.random() < 0.7 else random.randbytes(random.randrange(1, 300))
             target, resident = (random.getrandbits(32), *[0] * 11), pick((1, 64, (1 << 64) - 1))
