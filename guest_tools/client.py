@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from struct import Struct
-from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Final, Generic, NamedTuple, NewType, TypeAlias, TypeVar
 
 from virtaccel.device import wire
 from virtaccel.device.wire import Capability, Domain, EventState, Opcode, Status, Usage
@@ -46,38 +46,13 @@ LARGEST_CHUNK: Final = 1 << 20
 _RESERVED_CAPABILITIES: Final = 0b11000  # section 5.1: bits 3 and 4
 _DOMAINS: Final = Capability.HOST_VISIBLE_MEMORY | Capability.DEVICE_LOCAL_MEMORY | Capability.SHARED_MEMORY
 
-
-class Context(int):
-    """A context's ID, as the device gave it: opaque, nonzero, valid until destroyed or reset."""
-
-    __slots__ = ()
-
-
-class Buffer(int):
-    """A buffer's ID."""
-
-    __slots__ = ()
-
-
-class Program(int):
-    """A loaded program's ID."""
-
-    __slots__ = ()
-
-
-class Queue(int):
-    """An execution queue's ID (not a virtqueue)."""
-
-    __slots__ = ()
-
-
-class Event(int):
-    """The ID of the event that owns one submission."""
-
-    __slots__ = ()
-
-
-Handle = TypeVar("Handle", Context, Buffer, Program, Queue, Event)
+# IDs as the device gave them: opaque, nonzero, valid until destroyed or reset. Types of their own, so that a checker
+# sees one taken for another; plain numbers at run time, since they are packed and hashed on the hot path.
+Context = NewType("Context", int)
+Buffer = NewType("Buffer", int)
+Program = NewType("Program", int)
+Queue = NewType("Queue", int)  # an execution queue's, not a virtqueue's
+Event = NewType("Event", int)  # owns one submission
 
 
 class ClientError(Exception):
@@ -209,18 +184,16 @@ def _decode_nothing(request: Request[None], response: memoryview) -> None:
         raise _wrong_size(request, response, 0)
 
 
-def _decode_id(kind: type[Handle]) -> Decode[Handle]:
-    unpack = wire.OBJECT.unpack_from
+_UNPACK_ID: Final = wire.OBJECT.unpack_from
 
-    def decode(request: Request[Handle], response: memoryview) -> Handle:
-        if len(response) != _WITH_ID_BYTES:
-            raise _wrong_size(request, response, _ID_BYTES)
-        handle = kind(unpack(response, _HEADER_BYTES)[0])
-        if not handle:
-            raise ProtocolViolation(f"{Opcode(request.opcode).name}: the device returned object ID 0")
-        return handle
 
-    return decode
+def _decode_id(request: Request[Any], response: memoryview) -> Any:
+    if len(response) != _WITH_ID_BYTES:
+        raise _wrong_size(request, response, _ID_BYTES)
+    handle = _UNPACK_ID(response, _HEADER_BYTES)[0]
+    if not handle:
+        raise ProtocolViolation(f"{Opcode(request.opcode).name}: the device returned object ID 0")
+    return handle
 
 
 def _decode_data(request: Request[None], response: memoryview) -> None:
@@ -279,11 +252,11 @@ def _decode_device_info(request: Request[DeviceInfo], response: memoryview) -> D
     return info
 
 
-_DECODE_CONTEXT: Final = _decode_id(Context)
-_DECODE_BUFFER: Final = _decode_id(Buffer)
-_DECODE_PROGRAM: Final = _decode_id(Program)
-_DECODE_QUEUE: Final = _decode_id(Queue)
-_DECODE_EVENT: Final = _decode_id(Event)
+_DECODE_CONTEXT: Final[Decode[Context]] = _decode_id
+_DECODE_BUFFER: Final[Decode[Buffer]] = _decode_id
+_DECODE_PROGRAM: Final[Decode[Program]] = _decode_id
+_DECODE_QUEUE: Final[Decode[Queue]] = _decode_id
+_DECODE_EVENT: Final[Decode[Event]] = _decode_id
 # Plain ints: packing and comparing an IntEnum member costs several times as much.
 _SUBMIT_CODE: Final = int(Opcode.SUBMIT)
 _POLL_CODE: Final = int(Opcode.POLL_EVENT)

@@ -11,7 +11,6 @@ import os
 import select
 import time
 from pathlib import Path
-from typing import Protocol
 
 from virtaccel.device.pacing import ACROSS_A_RING
 from virtaccel.guest_tools.pci.function import COMMAND_INTX_DISABLE, Function
@@ -20,43 +19,30 @@ from virtaccel.guest_tools.pci.function import COMMAND_INTX_DISABLE, Function
 LONGEST_WAIT_S = 0.05
 
 
-class Wait(Protocol):
-    """`wait` returns after at most `limit` seconds, sooner if the device has something to say; it may return for
-    nothing."""
-
-    uses_interrupts: bool
-    count: int
-    """Interrupts seen."""
-
-    def wait(self, limit: float) -> None: ...
-
-    def restart(self) -> None:
-        """Something came: the next wait is a first one."""
-
-    def close(self) -> None: ...
-
-
 class Polling:
-    """Sleep 20 us, then ever longer, up to 1 ms."""
+    """Sleep 20 us, then ever longer, up to 1 ms; also what every other way of waiting looks like."""
 
     uses_interrupts = False
     count = 0
+    """Interrupts seen."""
 
     def __init__(self) -> None:
         self._sleep = ACROSS_A_RING.shortest
 
     def wait(self, limit: float) -> None:
+        """At most `limit` seconds, less if the device has something to say; it may return for nothing."""
         time.sleep(min(self._sleep, limit))
         self._sleep = ACROSS_A_RING.longer(self._sleep)
 
     def restart(self) -> None:
+        """Something came: the next wait is a first one."""
         self._sleep = ACROSS_A_RING.shortest
 
     def close(self) -> None:
         """Nothing is held."""
 
 
-class UioInterrupt:
+class UioInterrupt(Polling):
     """Blocks on /dev/uioN. The kernel masks INTx when it fires; reading ISR status lowers the line, then it is
     unmasked.
 
@@ -66,6 +52,7 @@ class UioInterrupt:
     uses_interrupts = True
 
     def __init__(self, node: Path, function: Function, isr: memoryview) -> None:
+        super().__init__()
         self._function = function
         self._isr = isr
         self._fd = os.open(node, os.O_RDWR | os.O_CLOEXEC)
@@ -81,9 +68,6 @@ class UioInterrupt:
             # Reading the register is what lowers the line (4.1.4.5): unmasked before, it would fire again at once.
             _ = self._isr[0]
             self._unmask()
-
-    def restart(self) -> None:
-        """Every wait is a first one."""
 
     def close(self) -> None:
         self._function.set_command(COMMAND_INTX_DISABLE, 0)

@@ -15,7 +15,7 @@ from virtaccel.device.pacing import ACROSS_A_RING, BARE_RING_REST
 from virtaccel.guest_tools.pci import capabilities, registers
 from virtaccel.guest_tools.pci.dma import SMALL_PAGE, DmaMemory, allocate
 from virtaccel.guest_tools.pci.function import DEFAULT_VIRTIO_ID, Function, PciError, choose
-from virtaccel.guest_tools.pci.interrupt import Polling, UioInterrupt, Wait
+from virtaccel.guest_tools.pci.interrupt import Polling, UioInterrupt
 from virtaccel.guest_tools.transport.base import Backpressure, Completion, Config, Part, TransportError, decode_config
 from virtaccel.guest_tools.transport.raw import HasRawRing, RawRing
 from virtaccel.guest_tools.transport.ring import CommandRing, block_bytes
@@ -80,7 +80,7 @@ class PciTransport(HasRawRing):
         self._silent = False
         self._closed = False
         self._words: list[registers.Words] = []
-        self._wait: Wait = Polling()
+        self._wait = Polling()
         self._memory: DmaMemory | None = None
         self._bell = memoryview(bytearray(2)).cast("H")
         try:

@@ -79,49 +79,46 @@ def _whole(rng: Random, shape: tuple[int, ...], most: int = 100) -> Array:
     return np.random.default_rng(rng.getrandbits(64)).integers(-most, most + 1, shape).astype(np.float32)
 
 
+def _made(writer: GraphWriter, name: str, shape: tuple[int, ...], answer: Callable[..., Array], inputs: int) -> Program:
+    """The graph written so far, whose `inputs` of one shape have one `answer`."""
+
+    def make(rng: Random) -> Work:
+        given = tuple(_whole(rng, shape) for _ in range(inputs))
+        return Work(given, (answer(*given),))
+
+    return Program(name, writer.to_bytes(), make)
+
+
+def _inputs(writer: GraphWriter, shape: tuple[int, ...]) -> list[str]:
+    return [writer.input(name, shape, DType.FP32) for name in ("left", "right")]
+
+
 @cache
 def addition() -> Program:
     """Sum of two tensors."""
-    writer = GraphWriter()
-    names = [writer.input(name, (ELEMENTS,), DType.FP32) for name in ("left", "right")]
-    writer.output(writer.operator(Op.ADD, names, ((ELEMENTS,), DType.FP32)))
-
-    def make(rng: Random) -> Work:
-        left, right = _whole(rng, (ELEMENTS,)), _whole(rng, (ELEMENTS,))
-        return Work((left, right), (left + right,))
-
-    return Program("addition", writer.to_bytes(), make)
+    shape, writer = (ELEMENTS,), GraphWriter()
+    writer.output(writer.operator(Op.ADD, _inputs(writer, shape), (shape, DType.FP32)))
+    return _made(writer, "addition", shape, np.add, 2)
 
 
 def salted(rng: Random) -> Program:
     """x plus a number that hardly anybody has had before: nothing compiled earlier is of use."""
     # 20 bits are whole numbers of FP32, so that sums stay exact.
     salt = np.float32(rng.getrandbits(20))
-    writer = GraphWriter()
-    x = writer.input("x", (ELEMENTS,), DType.FP32)
+    shape, writer = (ELEMENTS,), GraphWriter()
+    x = writer.input("x", shape, DType.FP32)
     constant = writer.constant(np.full(ELEMENTS, salt, np.float32))
-    writer.output(writer.operator(Op.ADD, [x, constant], ((ELEMENTS,), DType.FP32)))
-
-    def make(rng: Random) -> Work:
-        x = _whole(rng, (ELEMENTS,))
-        return Work((x,), (x + salt,))
-
-    return Program("salted", writer.to_bytes(), make)
+    writer.output(writer.operator(Op.ADD, [x, constant], (shape, DType.FP32)))
+    return _made(writer, "salted", shape, lambda x: x + salt, 1)
 
 
 def product() -> Program:
     """Product of two matrices."""
-    shape = (1, SIZE, SIZE)
-    writer = GraphWriter()
-    names = [writer.input(name, shape, DType.FP32) for name in ("left", "right")]
+    shape, writer = (1, SIZE, SIZE), GraphWriter()
+    names = _inputs(writer, shape)
     zero = writer.constant(np.zeros(1, np.float32))
     writer.output(writer.operator(Op.MATMUL, [*names, zero, zero], (shape, DType.FP32)))
-
-    def make(rng: Random) -> Work:
-        left, right = _whole(rng, shape), _whole(rng, shape)
-        return Work((left, right), (left @ right,))
-
-    return Program("product", writer.to_bytes(), make)
+    return _made(writer, "product", shape, np.matmul, 2)
 
 
 @cache
