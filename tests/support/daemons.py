@@ -187,12 +187,18 @@ class Vm:
     def enable(self, on: bool = True) -> None:
         self.front.tell(Request.SET_VRING_ENABLE, m.encode_vring_state(0, int(on)))
 
-    def start(self) -> Vm:
+    def start(self, *memories: Memory, kick: bool = True, call: bool = True) -> Vm:
         self.negotiate()
-        self.share()
-        self.set_up()
+        self.share(*memories)
+        self.set_up(kick=kick, call=call)
         self.enable()
         return self
+
+    def begin_anew(self) -> None:
+        """The stopped ring from 0, as after a reboot."""
+        self.queue.reset()
+        self.set_up()
+        self.enable()
 
     def stop(self) -> int:
         return self.front.stop_ring()

@@ -17,22 +17,11 @@ from virtaccel.device.reference import FORMAT, INFO, Operation, Program, Referen
 from virtaccel.virtqueue.segments import Chain
 
 CODES = {
-    "GET_DEVICE_INFO": 0x0001,
-    "CREATE_CONTEXT": 0x0100,
-    "DESTROY_CONTEXT": 0x0101,
-    "ALLOCATE_BUFFER": 0x0200,
-    "FREE_BUFFER": 0x0201,
-    "WRITE_BUFFER": 0x0202,
-    "READ_BUFFER": 0x0203,
-    "LOAD_PROGRAM": 0x0300,
-    "UNLOAD_PROGRAM": 0x0301,
-    "CREATE_QUEUE": 0x0400,
-    "DESTROY_QUEUE": 0x0401,
-    "SUBMIT": 0x0500,
-    "POLL_EVENT": 0x0501,
-    "CANCEL_EVENT": 0x0502,
-    "DESTROY_EVENT": 0x0503,
-}
+    "GET_DEVICE_INFO": 0x0001, "CREATE_CONTEXT": 0x0100, "DESTROY_CONTEXT": 0x0101, "ALLOCATE_BUFFER": 0x0200,
+    "FREE_BUFFER": 0x0201, "WRITE_BUFFER": 0x0202, "READ_BUFFER": 0x0203, "LOAD_PROGRAM": 0x0300,
+    "UNLOAD_PROGRAM": 0x0301, "CREATE_QUEUE": 0x0400, "DESTROY_QUEUE": 0x0401, "SUBMIT": 0x0500, "POLL_EVENT": 0x0501,
+    "CANCEL_EVENT": 0x0502, "DESTROY_EVENT": 0x0503,
+}  # fmt: skip
 NAMES = {code: name for name, code in CODES.items()}
 OK, UNSUPPORTED, INCOMPATIBLE, INVALID_ARGUMENT, OUT_OF_BOUNDS, BUSY, OUT_OF_MEMORY, RESOURCE_LIMIT = range(8)
 DEADLINE_EXPIRED, DEVICE_LOST, PERMISSION_DENIED, STALE_OBJECT = range(8, 12)
@@ -67,9 +56,7 @@ def allocate(
     context: int, size: int = 64, alignment: int = 64, domain: int = SHARED, usage: int = ANY_USAGE,
     reserved: bytes = bytes(7), tail: int = 0,
 ) -> bytes:
-    return (
-        u64(context) + u64(size) + u64(alignment) + bytes([domain]) + reserved + u32(usage) + u32(tail)
-    )
+    return u64(context) + u64(size) + u64(alignment) + bytes([domain]) + reserved + u32(usage) + u32(tail)
 
 
 def transfer(buffer: int, offset: int = 0, size: int = 8) -> bytes:

@@ -188,10 +188,7 @@ def test_regions_may_begin_anywhere_in_their_file(daemon: Daemon, offset: int) -
     """The ring itself needs its alignment in this process too; data does not."""
     odd = Memory(0x3000, guest=0x5000, user=0x5000, offset=offset)
     with Vm(daemon.path) as vm:
-        vm.negotiate()
-        vm.share(vm.memory, odd)
-        vm.set_up()
-        vm.enable()
+        vm.start(vm.memory, odd)
         odd.view[0x10:0x20] = info(7)
         vm.queue.publish([(0x5010, 16)], [(0x6000, 92)])
         vm.ring_bell()
@@ -214,9 +211,7 @@ def test_available_index_that_jumps_stops_the_ring_and_signals_the_error(daemon:
         vm.ring_bell()
         assert_quiet(daemon)
         assert vm.stop() == 1
-        vm.queue.reset()
-        vm.set_up()
-        vm.enable()
+        vm.begin_anew()
         assert_good(vm.call_device(info(2)), 2)
 
 
@@ -255,10 +250,7 @@ def test_r4_more_commands_than_indices(daemon: Daemon, size: int) -> None:
 
 def test_r5_without_a_call_descriptor_completions_are_still_published(daemon: Daemon) -> None:
     with Vm(daemon.path) as vm:
-        vm.negotiate()
-        vm.share()
-        vm.set_up(call=False)
-        vm.enable()
+        vm.start(call=False)
         assert_good(vm.call_device(info(1)), 1)
         vm.front.tell(Request.SET_VRING_CALL, m.U64.pack(0), [vm.call])
         vm.front.tell(Request.SET_VRING_CALL, m.U64.pack(0x100))
@@ -349,9 +341,7 @@ def test_r6_ring_sizes(daemon: Daemon, size: int) -> None:
         vm.stop()
         with pytest.raises(TransportError, match="refuses"):
             vm.front.tell(Request.SET_VRING_NUM, m.encode_vring_state(0, size))
-        vm.queue.reset()
-        vm.set_up()
-        vm.enable()
+        vm.begin_anew()
         assert_good(vm.call_device(info()))
 
 
@@ -359,10 +349,7 @@ def test_r6_largest_ring(folder: object, tmp_path_factory: pytest.TempPathFactor
     with Daemon(tmp_path_factory.mktemp("largest"), "--queue-size", "32768") as daemon:
         memory = Memory(0x400000)
         with Vm(daemon.path, size=32768, memory=memory) as vm:
-            vm.negotiate()
-            vm.share()
-            vm.set_up()
-            vm.enable()
+            vm.start()
             memory.view[0x200000:0x200010] = info(3)
             vm.queue.publish([(GUEST + 0x200000, 16)], [(GUEST + 0x201000, 92)])
             vm.ring_bell()
@@ -380,7 +367,5 @@ def test_r6_ring_addresses(daemon: Daemon, shift: int) -> None:
             wrong = fields._replace(**{part: getattr(fields, part) + step})
             with pytest.raises(TransportError, match="refuses"):
                 vm.front.tell(Request.SET_VRING_ADDR, m.VRING_ADDRESS.pack(*wrong))
-        vm.queue.reset()
-        vm.set_up()
-        vm.enable()
+        vm.begin_anew()
         assert_good(vm.call_device(info()))

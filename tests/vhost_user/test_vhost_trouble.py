@@ -98,9 +98,7 @@ def test_a_lost_device_is_told_in_every_way_there_is_and_a_reset_brings_another(
         assert m.decode_u64(vm.front.ask(Request.GET_STATUS)) == 0x4F
         vm.front.tell(Request.RESET_DEVICE)
         assert len(made.backends) == 2
-        vm.queue.reset()
-        vm.set_up()
-        vm.enable()
+        vm.begin_anew()
         assert m.decode_u64(vm.front.ask(Request.GET_STATUS)) == 0xF
         assert destroy(vm, context) == STALE_OBJECT
         create(vm)
@@ -113,9 +111,7 @@ def test_a_reset_that_finds_no_backend_keeps_the_session_and_the_next_one_tries_
         for unavailable in (True, True, False):
             made.unavailable = unavailable
             vm.front.tell(Request.RESET_DEVICE)
-            vm.queue.reset()
-            vm.set_up()
-            vm.enable()
+            vm.begin_anew()
             if unavailable:
                 assert status(vm.call_device(request(CODES["GET_DEVICE_INFO"]))) == DEVICE_LOST
         create(vm)
@@ -155,9 +151,7 @@ def test_loads_of_a_backend_opened_by_a_reset_complete_too(tmp_path: Path) -> No
         made.script.next("create_context", Break(RuntimeError("broken by the test")))
         assert status(vm.call_device(request(CODES["CREATE_CONTEXT"], bytes(8)))) == DEVICE_LOST
         vm.front.tell(Request.RESET_DEVICE)
-        vm.queue.reset()
-        vm.set_up()
-        vm.enable()
+        vm.begin_anew()
         _, head = parked_load(vm, made)
         made.backends[-1].finish_load()
         assert vm.collect() == Used(head, 24)
@@ -197,10 +191,7 @@ def test_a_load_dies_with_a_restart_from_zero(tmp_path: Path) -> None:
 def test_a_load_whose_memory_goes_away_is_abandoned(tmp_path: Path) -> None:
     memory = Memory(4096, guest=GUEST + 0x1000000, user=USER + 0x1000000)
     with bench(tmp_path, Script(deferred_loads=True)) as made, Vm(made.path) as vm:
-        vm.negotiate()
-        vm.share(vm.memory, memory)
-        vm.set_up()
-        vm.enable()
+        vm.start(vm.memory, memory)
         context, head = parked_load(vm, made, memory)
         before = bytes(memory.view)
         vm.share(vm.memory)
@@ -214,10 +205,7 @@ def test_a_load_whose_memory_goes_away_is_abandoned(tmp_path: Path) -> None:
 def test_a_load_keeps_its_memory_when_the_table_only_moves_it(tmp_path: Path) -> None:
     memory = Memory(4096, guest=GUEST + 0x1000000, user=USER + 0x1000000)
     with bench(tmp_path, Script(deferred_loads=True)) as made, Vm(made.path) as vm:
-        vm.negotiate()
-        vm.share(vm.memory, memory)
-        vm.set_up()
-        vm.enable()
+        vm.start(vm.memory, memory)
         _, head = parked_load(vm, made, memory)
         table = [vm.memory.region, memory.region._replace(user_address=USER + 0x2000000)]
         vm.front.tell(Request.SET_MEM_TABLE, m.encode_table(table), [vm.memory.fd, memory.fd])
