@@ -14,16 +14,16 @@ import struct
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Final, NamedTuple
 
+from virtaccel.device.launcher import Daemon, DaemonFailed
 from virtaccel.guest_tools.errors import Unavailable
-from virtaccel.guest_tools.transport.base import TransportError
-from virtaccel.guest_tools.transport.vhost_user import MEMORY_NAME, VhostUserTransport
+from virtaccel.guest_tools.transport.vhost_user import MEMORY_NAME
 from virtaccel.harness.soak import census
 from virtaccel.harness.soak.census import MEBIBYTE, Count, Holding, Verdict
 from virtaccel.harness.soak.counters import COUNTS, Counters, Own, Shared
@@ -45,7 +45,7 @@ _END_SECONDS: Final = 15.0
 # A rest is counted when two looks a tenth of a second apart see the same; what moves longer than 5 s is counted.
 _SETTLE_SECONDS, _SETTLED_SECONDS = 5.0, 0.1
 _LINES: Final = 40  # of a log: a stack with all its threads
-_DAEMON: Final = (sys.executable, "-m", "virtaccel.device.cli", "--backend", "openvino", "--log-level", "warning")
+_OPTIONS: Final = ("--backend", "openvino", "--log-level", "warning")
 # One thread for each guest's numpy: many guests share the processors with the device that is soaked.
 _GUEST: Final = ("env", "OPENBLAS_NUM_THREADS=1", sys.executable, "-m", "virtaccel.harness.soak.guest")
 
@@ -155,7 +155,7 @@ class Runner:
         self._each = each
         self._random = Random(f"{plan.seed}/runner")
         self._began = 0.0
-        self._daemon: Child | None = None
+        self._daemon: Daemon | None = None
         self._process = 0
         self._elder: int | None = None
 
@@ -190,12 +190,14 @@ class Runner:
             self._process = server_of(self.plan.sockets[0])
             yield self.plan.sockets
             return
-        paths = tuple(str(folder / f"{number}.sock") for number in range(self.plan.guests))
-        daemon = self._daemon = Child("vhost-user-accel", [*_DAEMON, "--sockets", *paths], folder / "daemon.log")
+        sockets = [folder / f"{number}.sock" for number in range(self.plan.guests)]
+        try:
+            daemon = self._daemon = Daemon(sockets, folder / "daemon.log", *_OPTIONS, seconds=_START_SECONDS)
+        except DaemonFailed as error:
+            raise Unavailable(str(error)) from error
         self._process = daemon.pid
         try:
-            _await(daemon, paths)
-            yield paths
+            yield daemon.sockets
         finally:
             below = [process for generation in census.descendants(self._process) for process in generation]
             status = daemon.stop(_END_SECONDS)
@@ -413,20 +415,6 @@ def _tracebacks(log: Path) -> list[str]:
     """The ends of unexpected failures in a log."""
     lines = log.read_text(errors="replace").splitlines()
     return ["\n".join(lines[n : n + 30]) for n, line in enumerate(lines) if line.startswith("Traceback")]
-
-
-def _await(daemon: Child, paths: Sequence[str]) -> None:
-    """Until it answers on every socket. Raises Unavailable."""
-    until = time.monotonic() + _START_SECONDS
-    for path in paths:
-        while True:
-            try:
-                VhostUserTransport(path, timeout=_START_SECONDS).close()
-                break
-            except TransportError as error:
-                if daemon.status is not None or time.monotonic() > until:
-                    raise Unavailable(f"vhost-user-accel does not start: {error}\n{daemon.tail(_LINES)}") from error
-                time.sleep(_TICK)
 
 
 def _wait(condition: Callable[[], bool], seconds: float) -> bool:
