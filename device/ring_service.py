@@ -126,6 +126,7 @@ class RingService:
         """The same for a driver that looks for itself: no kick is held back and nobody is told. True says that the
         budget is used up and more may be there."""
         pop, process, push = self._straight
+        # Bounded: a driver that publishes as fast as it is served must not starve the others.
         for _ in range(budget):
             chain = pop()
             if chain is None:

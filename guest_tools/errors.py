@@ -19,6 +19,7 @@ class AcceleratorError(Exception):
     """Root of what the API raises."""
 
 
+# What a person can act on is told apart; what only the device's maker could act on is not ours to wrap.
 class Unavailable(AcceleratorError):
     """No device could be opened."""
 

@@ -150,6 +150,7 @@ class Pending:
         pace, self._pace = self._pace, None  # later it says nothing
         status = session.wait(self._event, patience, pace)
         if status.state == EventState.PENDING:
+            # Not an outcome: the event lives, and its buffers with it.
             raise TimeoutError(f"still running after {patience} s")
         event, self._event = self._event, None
         self._context.pending.discard(self)
@@ -190,6 +191,7 @@ class Invocation(Generic[T]):
         self._own: list[DeviceBuffer] = []
         self.buffers: list[DeviceBuffer] = []
         given = given or {}
+        # No more uses than needed: a device may place memory by them.
         usages = (INPUT,) * len(self.inputs) + (output_usage,) * len(self.outputs)
         for tensor, usage in zip((*self.inputs, *self.outputs), usages, strict=True):
             buffer = given.get(tensor.name)
@@ -294,6 +296,7 @@ class LoadedProgram(Generic[T]):
     def new_state(self) -> State[T]:
         """A fresh stream for a program with VARIABLE tensors."""
         state = State(self.accelerator, self.variables, [tensor.data for tensor in self.graph.variables])
+        # Kept, since a stream lives as long as its program, whoever still holds it.
         self._states.append(state)
         return state
 
@@ -338,6 +341,7 @@ class LoadedProgram(Generic[T]):
             return
         self._closed = True
         owners: list[Invocation[T] | State[T]] = [*self._invocations.values(), *self._states]
+        # Buffers first: once the program is gone, nobody would look for them here.
         for owner in owners:
             owner.close()
         session = self.accelerator.session

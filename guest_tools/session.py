@@ -73,6 +73,7 @@ class Session:
         except Backpressure:
             token = self._publish_after_collecting(request)
         completion = transport.collect(self.patience)
+        # Nearly always: with one command outstanding nothing else can come.
         if completion is not None and completion.token == token:
             return self.client.receive(request, completion.response)
         return self._call_out_of_order(request, token, completion)

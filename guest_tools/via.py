@@ -45,6 +45,7 @@ def open_transport(via: str, device: str | None = None, options: Mapping[str, st
     if options and not row.takes_options:
         raise Unavailable("the daemon has its backend already: give --option to vhost-user-accel")
     try:
+        # Imported when it is asked for: a guest that lacks the modules of one way still has the others.
         opener: Callable[..., Transport] = getattr(import_module(row.module), row.function)
     except (ImportError, AttributeError) as error:
         raise Unavailable(f"{name} is not available here: {error}") from error

@@ -107,6 +107,7 @@ class Scope:
     def close(self) -> None:
         for fd in tuple(self._fds):
             self.forget(fd)
+        # Also what is due in this very turn: the owner may be closing in the middle of it.
         for service in self._services:
             self.again(service, False)
             self.poll(service, False)

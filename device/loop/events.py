@@ -46,6 +46,7 @@ class Kick:
     def __init__(self, fd: int) -> None:
         _kind(fd)
         self.fd = fd
+        # Made once: a kick is read for every batch.
         self._buffers = (bytearray(8),)
 
     def drain(self) -> bool:
@@ -90,6 +91,7 @@ class Signal:
         self._room: select.poll | None = None
         if kind is _Kind.STREAM:
             self._send = self._write_stream
+        # Alone with its guest a daemon may trust the flag: who takes it away stops only itself.
         elif not wary and fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_NONBLOCK:
             self._send = self._write
         elif bell() is not None:

@@ -53,6 +53,7 @@ def map_region(region: MemoryRegion, fd: int, known: tuple[Mapped, ...], require
     identity = (status.st_dev, status.st_ino, region.offset, region.size)
     for mapped in known:
         if mapped.identity == identity:
+            # The same bytes under new addresses: views of popped chains stay views of the table's memory.
             return Mapped(region, identity, mapped.view)
     return Mapped(region, identity, _map(region, fd, max(status.st_blksize, mmap.ALLOCATIONGRANULARITY)))
 

@@ -51,5 +51,6 @@ def open(
     try:
         return Accelerator(Session(transport, patience))
     except BaseException:
+        # Whatever was opened is given back, also where the device's first answer is not one.
         transport.close()
         raise

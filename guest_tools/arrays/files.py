@@ -58,6 +58,7 @@ def load_npy(path: Path) -> Array:
     # Never unpickled: a file from elsewhere must not run code.
     with _readable(path, ".npy"):
         loaded = np.load(path, allow_pickle=False)
+    # numpy opens an archive under either name.
     if not isinstance(loaded, np.ndarray):
         loaded.close()
         raise InputError(f"{path} holds several arrays; a .npy file with one is wanted")
@@ -99,6 +100,7 @@ def load_answers(path: Path, inputs: Sequence[TensorInfo], outputs: Sequence[Ten
 
 def same_bits(array: Array, dtype: np.dtype[Any]) -> Array:
     """TOSA has no unsigned types: an unsigned array stands for a signed tensor of that width, bit for bit, and back."""
+    # Only between the two kinds of integers: a float's bits are not a number of another type.
     if {array.dtype.kind, dtype.kind} == {"u", "i"} and array.dtype.itemsize == dtype.itemsize:
         return array.view(dtype)
     return array
@@ -145,5 +147,6 @@ def _compare_within(name: str, got: np.ndarray[Any, Any], expected: np.ndarray[A
     same = (got == expected) | (np.isnan(got) & np.isnan(expected))
     with np.errstate(invalid="ignore"):
         error = np.where(same, 0.0, np.abs(got - expected))
+    # NaN on one side only, or infinities of two signs: as wrong as can be.
     error = np.where(np.isnan(error), np.inf, error)
     return Comparison(name, float(error.max(initial=0.0)), allowed, int((error > allowed).sum()), got.size)

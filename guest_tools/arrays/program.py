@@ -120,10 +120,12 @@ class Program(core.LoadedProgram[TensorInfo]):
 
     def _check(self, arrays: Sequence[ArrayLike], named: Mapping[str, ArrayLike]) -> list[Array]:
         if named:
+            # Positions first, names after, as Python itself calls.
             first = {tensor.name: array for tensor, array in zip(self.inputs, arrays, strict=False)}
             arrays = self._by_name({**first, **named})
         if len(arrays) != len(self.inputs):
             raise InputError(f"{self.name} takes {len(self.inputs)} inputs, {len(arrays)} given")
+        # All are judged before one is written: a call that is refused has changed nothing on the device.
         checked = [np.asarray(array) for array in arrays]
         for tensor, array in zip(self.inputs, checked, strict=True):
             tensor.check(array)

@@ -102,6 +102,7 @@ def read_npy(raw: bytes, name: str = "array") -> Array:
 def write_npy(array: Array) -> bytes:
     """The .npy file of an array."""
     header = repr({"descr": array.kind, "fortran_order": False, "shape": array.shape})
+    # Data begins at a multiple of 64 bytes, as the format asks for mapping.
     header += " " * (-(len(header) + 11) % 64) + "\n"
     return MAGIC + b"\x01\x00" + len(header).to_bytes(2, "little") + header.encode("latin-1") + array.data
 

@@ -41,6 +41,7 @@ class Line:
 
     def read(self) -> bytes | None:
         """The next line without its end; None when the other side is gone."""
+        # A character device delivers what has come, not what was sent.
         while b"\n" not in self._rest:
             if len(self._rest) > LONGEST_LINE:
                 raise ValueError("the line is too long")
@@ -77,6 +78,7 @@ class Remote:
         start = time.monotonic()
         try:
             answer = operation(self, **fields)
+        # Anything else is a mistake in here, and ends the program with its traceback.
         except EXPECTED as error:
             answer = {"error": {"kind": type(error).__name__, "text": str(error)}}
             if isinstance(error, (DeviceError, Refused)):
@@ -121,6 +123,7 @@ class Remote:
         running = child.poll() is None
         child.kill()
         child.wait()
+        # A function that stays bus master after its driver was killed could still write to that driver's pages.
         command = (DEVICES / choose(None) / "config").read_bytes()[COMMAND]
         return {"running": running, "master": bool(command & COMMAND_MASTER)}
 
@@ -151,6 +154,7 @@ class Remote:
 
     def call(self, name: str, arguments: list[Any], keywords: Fields | None = None) -> Fields:
         """One command by the name of its Client method, with integers as arguments."""
+        # Commands only: no host may reach into the client.
         if name.startswith("_"):
             raise ValueError(name)
         value = self._session.call(getattr(self._session.client, name)(*arguments, **(keywords or {})))
@@ -205,6 +209,7 @@ class Remote:
     def begin(self, count: int) -> Fields:
         """Publish so many SUBMIT commands, each with output buffers of its own, and collect none of them."""
         session, model = self._session, self._model
+        # Buffers are busy until their run has ended, so each run under way has its own.
         while len(model.lanes) < count:
             model.lanes.append(model.new_lane())
         for lane in model.lanes[:count]:
@@ -272,6 +277,7 @@ def serve(port: str, run: Callable[[list[str]], int]) -> int:
     """Answer on the device node `port` until the other side closes it."""
     fd = os.open(port, os.O_RDWR | os.O_CLOEXEC)
     line = Line(fd)
+    # So that the host can tell a guest that was reset from one that was slow.
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     # The empty line ends whatever a guest before a reset was in the middle of.
     os.write(fd, b"\n")

@@ -116,6 +116,7 @@ def _positions(space: bytes) -> list[int]:
         seen.add(position)
         if space[position] == VENDOR_SPECIFIC:
             positions.append(position)
+        # The two lowest bits are reserved and must be masked (PCI Local Bus 3.0, 6.7).
         position = space[position + 1] & 0xFC
     return positions
 

@@ -75,6 +75,7 @@ class DmaMemory:
             index, inside = divmod(offset, page)
             size = min(page - inside, end - offset)
             address = frames[index] + inside
+            # Fewer descriptors for the same bytes: neighbours in memory are often neighbours for the device.
             if runs and runs[-1][0] + runs[-1][1] == address:
                 runs[-1] = (runs[-1][0], runs[-1][1] + size)
             else:
@@ -197,6 +198,7 @@ def _pin(address: int, size: int) -> int:
     if libc.syscall(SYS_IO_URING_REGISTER, ring, IORING_REGISTER_BUFFERS, vectors, len(chunks)) < 0:
         os.close(ring)
         return -1
+    # A child must not hold the pin after this process has let go.
     os.set_inheritable(ring, False)
     return int(ring)
 
@@ -207,6 +209,7 @@ def _physical_pages(address: int, size: int, page: int) -> list[int]:
     with open("/proc/self/pagemap", "rb", buffering=0) as pagemap:
         for start in range(address, address + size, page):
             entry = PAGEMAP_ENTRY.unpack(os.pread(pagemap.fileno(), PAGEMAP_ENTRY.size, start // SMALL_PAGE * 8))[0]
+            # Without the right to see them the kernel shows frames of zero, which are no addresses.
             if not entry & PAGEMAP_PRESENT or not entry & PAGEMAP_FRAME:
                 raise DmaError("the kernel does not tell physical addresses: run as root (CAP_SYS_ADMIN)")
             frames.append((entry & PAGEMAP_FRAME) * SMALL_PAGE)

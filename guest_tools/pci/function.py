@@ -95,6 +95,7 @@ class Function:
     def translated(self) -> bool:
         """Whether the platform puts an IOMMU with its own addresses before the function."""
         try:
+            # An identity domain leaves addresses as they are; any other needs a mapping that we cannot make.
             return (self.path / "iommu_group" / "type").read_text().strip() not in ("identity",)
         except OSError:
             return False
@@ -106,10 +107,12 @@ class Function:
         Returns None where there is no such driver or it does not take the function: then polling has to do.
         """
         held = self.driver
+        # A driver that an earlier run of this program bound may stay.
         if held is not None and not (interrupts and held == UIO_DRIVER):
             self._write(self.path / "driver" / "unbind", self.address)
         if not interrupts or not (DRIVERS / UIO_DRIVER).is_dir():
             return None
+        # The kernel enables a function for its driver; without one nobody has.
         if self.driver is None:
             try:
                 self._write(self.path / "driver_override", UIO_DRIVER)
@@ -156,6 +159,7 @@ class Function:
         if bar not in self._maps:
             resource = self.path / f"resource{bar}"
             try:
+                # O_SYNC asks for an uncached mapping: registers must not be answered by a cache.
                 fd = os.open(resource, os.O_RDWR | os.O_SYNC | os.O_CLOEXEC)
             except OSError as error:
                 raise PciError(f"{self.address}: cannot open BAR {bar}: {error.strerror}") from error
@@ -172,6 +176,7 @@ class Function:
         if self._config < 0:
             return
         try:
+            # First of all: from here on the device writes to no memory of this machine.
             self.set_command(0, COMMAND_MASTER)
             if self.driver == UIO_DRIVER:
                 self._write(self.path / "driver" / "unbind", self.address)

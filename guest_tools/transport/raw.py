@@ -20,6 +20,7 @@ NEXT, WRITE, INDIRECT = 1, 2, 4
 PAGE: Final = 4096
 # A suite looks by itself; interrupts would only cost.
 NO_INTERRUPT: Final = 1
+# For entries behind the index: nobody reads them before it covers them.
 _U16: Final = Struct("<H")
 
 Locate: TypeAlias = Callable[[int, int], Sequence[tuple[int, int]]]
@@ -135,9 +136,11 @@ class RawRing:
         while True:
             if self.used_index != self._seen:
                 offset = self._at.used + 4 + USED_ELEMENT.size * (self._seen % self.size)
+                # Ring indices are 16 bits wide and run over (virtio 1.3, 2.7.6).
                 self._seen = (self._seen + 1) & 0xFFFF
                 return Used(*USED_ELEMENT.unpack_from(self._block, offset))
             left = until - time.monotonic()
             if left <= 0:
                 return None
+            # In process nothing happens unless the device is run here; elsewhere this notices that it has gone.
             self._rest(left)

@@ -207,6 +207,8 @@ class Guest:
         artifact = programs.salted(self._rng).artifact
         words = target_words(read(artifact))
         session.start(slow.request())
+        # Something that runs, something that compiles and something that is answered at once: nobody waits for any of
+        # them.
         session.start(client.load_program(device.context, TOSA_FORMAT, words, artifact))
         session.start(client.get_device_info())
         if self._rng.random() < 0.5:
@@ -223,6 +225,7 @@ class Guest:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as noise:
                 noise.settimeout(self._patience)
                 noise.connect(self._path)
+                # Up to a few whole headers: enough to be a message of any kind.
                 noise.sendall(self._rng.randbytes(self._rng.randrange(1, 400)))
         else:
             front = FrontEnd(self._path, self._patience)
@@ -261,6 +264,7 @@ class Guest:
         try:
             self._device_or_connect().offer(bad.artifact, words, bad.name)
         except Refused as error:
+            # A refusal with the wrong word is as wrong as an answer.
             if error.status != bad.status:
                 raise Wrong(f"{bad.name}: {status_name(error.status)}, not {bad.status.name}") from error
             self._count(Own.REFUSALS)
@@ -439,6 +443,7 @@ class Guest:
         """Reads that are all outstanding at once, collected in another order."""
         session = self._device_or_connect().session
         started = []
+        # Bounded, so that all of them fit the transport's memory at once.
         for kept in self._kept[:8]:
             start, end = self._range(kept)
             end = min(end, start + (64 << 10))
@@ -455,6 +460,7 @@ class Guest:
     def _ask_wrongly(self) -> None:
         device = self._device_or_connect()
         client = device.session.client
+        # Odd, so it is not zero, which is refused for another reason.
         foreign = Buffer(self._rng.getrandbits(63) | 1)
         cases: list[tuple[Request[None], Status]] = [
             (client.free_buffer(foreign if self._stale is None else self._stale), Status.STALE_OBJECT),

@@ -64,6 +64,7 @@ def difference(work: Work, found: Arrays) -> str | None:
         if want.shape != got.shape or want.dtype != got.dtype:
             return f"output {number} is {got.dtype}{list(got.shape)}, not {want.dtype}{list(want.shape)}"
         if want.dtype.kind == "f" and not work.exact:
+            # Only the trained network may be rounded otherwise; every other answer is exact.
             off = np.abs(got - want) > _RELATIVE * np.abs(want).max() + _ABSOLUTE
         else:
             off = want != got
@@ -127,6 +128,7 @@ def rotation() -> Program:
     shape = (1, SLOW_SIZE, SLOW_SIZE)
     writer = GraphWriter()
     value = writer.input("x", shape, DType.FP32)
+    # A permutation moves numbers without rounding them, however often it is applied.
     permutation = writer.constant(np.roll(np.eye(SLOW_SIZE, dtype=np.float32), 1, axis=1)[np.newaxis])
     zero = writer.constant(np.zeros(1, np.float32))
     for _ in range(SLOW_STEPS):
@@ -149,6 +151,7 @@ def dynamic() -> Program:
     writer.output(writer.operator(Op.ADD, [x, x], ((-1,), DType.FP32)))
 
     def make(rng: Random) -> Work:
+        # More sizes than one, fewer than a program keeps buffers for.
         x = _whole(rng, (rng.choice((1, 7, 64, 1000)),))
         return Work((x,), (x + x,))
 
