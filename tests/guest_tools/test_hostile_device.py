@@ -89,12 +89,6 @@ def test_indeterminate_submit_without_an_event_is_a_violation() -> None:
         client.receive(client.submit(Queue(1), ProgramId(1), []), memoryview(answer(bytes(8), status=9)))
 
 
-def test_only_submit_may_fail_with_a_payload() -> None:
-    client = Client(CONFIG)
-    with pytest.raises(ProtocolViolation, match="8 bytes of payload"):
-        client.receive(client.create_context(), memoryview(answer(b"\1" * 8, status=9)))
-
-
 @pytest.mark.parametrize(
     ("state", "error", "reserved"),
     [(0, 1, 0), (1, 9, 0), (3, 3, 0), (2, 0, 0), (4, 0, 0), (0xFFFF, 0, 0), (1, 0, 1), (2, 9, 1)],

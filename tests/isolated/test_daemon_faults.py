@@ -373,7 +373,7 @@ def test_a_stopped_daemon_leaves_no_process(tmp_path: Path) -> None:
 
 def test_no_descriptors_left_lets_front_ends_wait(tmp_path: Path) -> None:
     with Daemon(tmp_path) as daemon:
-        process, used = daemon.process.pid, daemon.fds()
+        process, used = daemon.process.pid, daemon.idle_fds()
         before = resource.prlimit(process, resource.RLIMIT_NOFILE)
         resource.prlimit(process, resource.RLIMIT_NOFILE, (used, before[1]))
         vm = Vm(daemon.path)

@@ -3,43 +3,27 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-import tosa_reference_model
 
+from virtaccel.harness.conformance import suite as suites
+from virtaccel.harness.conformance.tools import find_tools
 from virtaccel.tosa_graph.flatbuffer import read
 from virtaccel.tosa_graph.graph import TosaError
 from virtaccel.tosa_graph.validate import validate
 
-LIBRARIES = Path(tosa_reference_model.__file__).parent
-TOOLS = LIBRARIES.parent / "bin"
-OPERATORS = ("cond_if", "rescale", "resize", "while_loop")
+SELECTION = suites.Selection(
+    extensions=frozenset(suites.EXTENSIONS), operators=frozenset({"COND_IF", "RESCALE", "RESIZE", "WHILE_LOOP"})
+)
 
 
 @pytest.fixture(scope="module")
 def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("suite")
-    programs = Path(sys.executable).parent
-    options = {
-        "tosa-version": "1.0.2",
-        "test-type": "negative",
-        "output-type": "binary",
-        "ref-model-path": TOOLS / "tosa_reference_model",
-        "generate-lib-path": LIBRARIES / "libtosa_reference_generate_lib.so",
-        "schema-path": TOOLS / "tosa.fbs",
-        "flatc-path": TOOLS / "flatc",
-        "build-directory": folder / "build",
-        "output-directory": folder / "tests",
-    }
-    command = [programs / "tosa_verif_conformance_generator", "--profile", "all", "--extension", "all", "-j", "1"]
-    command += ["--operators", *OPERATORS]
-    command += [part for name, value in options.items() for part in (f"--{name}", value)]
-    environment = {**os.environ, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
-    subprocess.run(list(map(str, command)), check=True, capture_output=True, env=environment, timeout=280)
+    folder, tools = tmp_path_factory.mktemp("suite"), find_tools()
+    command = [*suites._command(SELECTION, tools, folder, 1), "--test-type", "negative"]
+    subprocess.run(command, check=True, capture_output=True, env=tools.environment(), cwd=folder, timeout=280)
     return folder / "tests"
 
 

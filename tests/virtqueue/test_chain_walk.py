@@ -25,18 +25,6 @@ def popped(ring: RawRing, head: int, limit: int = 256) -> Chain:
     return chain
 
 
-def test_vq_001_one_readable_and_one_writable_descriptor() -> None:
-    ring = RawRing()
-    ring.buffer[DATA - BASE : DATA - BASE + 5] = b"hello"
-    ring.descriptor(6, DATA, 5, NEXT, 3)
-    ring.descriptor(3, DATA + 64, 7, WRITE)
-    chain = popped(ring, 6)
-    assert (chain.head, chain.broken, chain.readable_bytes, chain.writable_bytes) == (6, None, 5, 7)
-    assert [bytes(view) for view in chain.readable] == [b"hello"]
-    chain.writable[0][:] = b"answers"
-    assert ring.buffer[DATA + 64 - BASE : DATA + 72 - BASE] == b"answers\0"
-
-
 def test_vq_003_segments_concatenate_without_padding() -> None:
     ring = RawRing()
     ring.buffer[DATA - BASE : DATA - BASE + 12] = b"abcdefghijkl"

@@ -73,19 +73,6 @@ def test_r4_seventy_thousand_commands_complete_and_ids_match(size: int) -> None:
     assert device.last_available == 70_000 % 65536
 
 
-def test_vq_014_completions_out_of_publication_order_keep_their_identity() -> None:
-    pair = Pair()
-    heads = [pair.driver.publish([(DATA + 64 * k, 8 + k)], [(DATA + 64 * k + 32, 8)]) for k in range(4)]
-    chains = [pair.device.pop() for _ in range(4)]
-    assert [chain.head for chain in chains if chain] == heads
-    for k in (2, 0, 3, 1):
-        chain = chains[k]
-        assert chain is not None
-        assert chain.readable_bytes == 8 + k
-        pair.device.push(chain, k)
-    assert [pair.driver.collect() for _ in range(5)] == [*(Used(heads[k], k) for k in (2, 0, 3, 1)), None]
-
-
 def test_vq_016_a_full_ring_is_backpressure_and_the_same_chain_goes_later() -> None:
     pair = Pair(8)
     for _ in range(4):
@@ -173,23 +160,6 @@ def test_a_pair_of_ranges_is_published_like_any_chain_and_gives_its_descriptors_
         with pytest.raises(ValueError, match="bytes in a ring"):
             pair.driver.publish_pair(*bad)
     assert pair.driver.free_descriptors == 8
-
-
-def test_vq_018_reset_gives_every_chain_back_and_begins_anew() -> None:
-    pair = Pair(8, first_index=65533)
-    heads = {pair.driver.publish(*ONE) for _ in range(3)}
-    late = pair.device.pop()
-    assert late is not None
-    assert set(pair.driver.reset()) == heads
-    assert pair.driver.free_descriptors == 8
-    pair.device.reset(GuestMemory([Region(BASE, pair.buffer)]), 65533)
-    assert not pair.device.push(late, 24)
-    assert pair.driver.collect() is None
-    head = pair.driver.publish(*ONE)
-    chain = pair.device.pop()
-    assert chain is not None
-    pair.device.push(chain, 1)
-    assert pair.driver.collect() == Used(head, 1)
 
 
 def test_vq_017_every_order_of_sleeping_and_publishing_leaves_a_sign() -> None:
