@@ -16,11 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from virtaccel.guest_tools.arrays.program import Array, TensorInfo
+from virtaccel.guest_tools.bare.arrays import ABSOLUTE_TOLERANCE, RELATIVE_TOLERANCE
 from virtaccel.guest_tools.errors import InputError
 
-# What sums in another order may cost in FP32; a wrong kernel is off by far more.
-RELATIVE_TOLERANCE = 1e-4
-ABSOLUTE_TOLERANCE = 1e-5
 _NAME = re.compile(r"(in|out)_(\d+)")
 
 

@@ -19,6 +19,8 @@ from virtaccel.tosa_graph.graph import DType
 MAGIC = b"\x93NUMPY"
 # Version 1 of the format cannot say more, and no header of a tensor comes near it.
 LARGEST_HEADER = 1 << 16
+# The one rule for floats, here, in the numpy API and in the soak: what sums in another order may cost in FP32, against
+# the largest value and against nothing. A wrong kernel is off by far more.
 RELATIVE_TOLERANCE = 1e-4
 ABSOLUTE_TOLERANCE = 1e-5
 

@@ -47,12 +47,12 @@ class DmaError(TransportError):
 
 
 class DmaMemory:
-    """`size` bytes, zeroed. `view` is this process's side; `segments` gives the device's. `kind` says how it is
-    held."""
+    """`size` bytes, zeroed. `view` is this process's side; `segments` gives the device's. `kind` says how it is held;
+    `page` bytes are certainly contiguous for the device, and a run may end at any multiple of them."""
 
     def __init__(self, mapped: mmap.mmap, page: int, kind: str, pin: int, give_back: Callable[[], None]) -> None:
         self._map = mapped
-        self._page = page
+        self.page = page
         self._pin = pin
         self._give_back = give_back
         self.kind = kind
@@ -60,15 +60,10 @@ class DmaMemory:
         self.view = memoryview(mapped)
         self._frames = _physical_pages(_address_of(mapped), self.size, page)
 
-    @property
-    def page(self) -> int:
-        """Bytes that are certainly contiguous for the device, at a multiple of which a run may end."""
-        return self._page
-
     def segments(self, offset: int, length: int) -> list[tuple[int, int]]:
         """(physical address, bytes) of a range, neighbours joined. `offset` and `length` are ours, never the
         device's."""
-        page, frames = self._page, self._frames
+        page, frames = self.page, self._frames
         runs: list[tuple[int, int]] = []
         end = offset + length
         while offset < end:

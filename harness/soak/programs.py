@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from virtaccel.device.wire import Status
+from virtaccel.guest_tools.bare.arrays import ABSOLUTE_TOLERANCE, RELATIVE_TOLERANCE
 from virtaccel.tosa_graph.graph import DType, Op
 from virtaccel.tosa_graph.write import GraphWriter
 
@@ -28,8 +29,6 @@ SLOW: Final = "rotation"
 # Tens of milliseconds: long enough to be cancelled in the middle, short enough to be run often.
 SLOW_SIZE, SLOW_STEPS = 256, 40
 _DIGITS: Final = Path(__file__).resolve().parents[2] / "examples" / "digits"
-# How far floats of a trained network may be off, against the largest of them and against nothing.
-_RELATIVE, _ABSOLUTE = 1e-4, 1e-5
 
 
 class Work(NamedTuple):
@@ -65,7 +64,7 @@ def difference(work: Work, found: Arrays) -> str | None:
             return f"output {number} is {got.dtype}{list(got.shape)}, not {want.dtype}{list(want.shape)}"
         if want.dtype.kind == "f" and not work.exact:
             # Only the trained network may be rounded otherwise; every other answer is exact.
-            off = np.abs(got - want) > _RELATIVE * np.abs(want).max() + _ABSOLUTE
+            off = np.abs(got - want) > RELATIVE_TOLERANCE * np.abs(want).max() + ABSOLUTE_TOLERANCE
         else:
             off = want != got
         if off.any():
