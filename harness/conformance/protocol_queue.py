@@ -30,7 +30,7 @@ def _fixed(bed: TestBed) -> dict[str, Callable[[], tuple[int, bytes, tuple[int, 
     world = bed.world()
     rows: dict[str, Callable[[], tuple[int, bytes, tuple[int, ...]]]] = {
         "CREATE_CONTEXT": lambda: (p.CREATE_CONTEXT, bytes(8), (p.DESTROY_CONTEXT,)),
-        "ALLOCATE_BUFFER": lambda: (p.ALLOCATE, p.allocation(world.context, 64, domain=bed.domain), (p.FREE,)),
+        "ALLOCATE_BUFFER": lambda: (p.ALLOCATE, bed.allocation(world.context, 64), (p.FREE,)),
         "WRITE_BUFFER": lambda: (p.WRITE, p.transfer(world.source, 3, 5) + b"hello", ()),
         "READ_BUFFER": lambda: (p.READ, p.transfer(world.source, 0, 16), ()),
         "CREATE_QUEUE": lambda: (p.CREATE_QUEUE, p.queue_of(world.context), (p.DESTROY_QUEUE,)),
@@ -214,16 +214,14 @@ def _vq_010(bed: TestBed) -> None:
         if bed.sample is not None:
             bed.refuses(f"program flag {bit}", p.LOAD, p.load(world.context, bed.sample, flags=1 << bit), p.UNSUPPORTED)
     for bit in (5, 6, 31):
-        bed.refuses(
-            f"usage bit {bit}", p.ALLOCATE, p.allocation(world.context, 64, 1 | 1 << bit, bed.domain), p.UNSUPPORTED
-        )
+        bed.refuses(f"usage bit {bit}", p.ALLOCATE, bed.allocation(world.context, 64, 1 | 1 << bit), p.UNSUPPORTED)
 
 
 def _vq_011(bed: TestBed) -> None:
     world = bed.world()
     commands = {
         p.INFO: b"", p.CREATE_CONTEXT: bytes(8), p.DESTROY_CONTEXT: u64(world.context),
-        p.ALLOCATE: p.allocation(world.context, 64, domain=bed.domain), p.FREE: u64(world.source),
+        p.ALLOCATE: bed.allocation(world.context, 64), p.FREE: u64(world.source),
         p.READ: p.transfer(world.source, 0, 8), p.WRITE: p.transfer(world.source, 0, 8) + bytes(8),
         p.CREATE_QUEUE: p.queue_of(world.context), p.DESTROY_QUEUE: u64(world.queue), p.POLL: u64(world.queue),
         p.UNLOAD: u64(world.program or 1), p.CANCEL: u64(1), p.DESTROY_EVENT: u64(1),
@@ -245,7 +243,7 @@ def _vq_012(bed: TestBed) -> None:
         must(answer.used == 0, f"CREATE_CONTEXT with 23 bytes of room: {answer.used} bytes used")
     world = bed.world()  # nothing was made, or the limit would be reached
     rows = {
-        p.ALLOCATE: p.allocation(world.context, 64, domain=bed.domain),
+        p.ALLOCATE: bed.allocation(world.context, 64),
         p.CREATE_QUEUE: p.queue_of(world.context),
         p.READ: p.transfer(world.source, 0, 8),
     }

@@ -7,8 +7,8 @@ Standard library only: this also runs inside a guest.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from virtaccel.guest_tools.transport.base import Config
 from virtaccel.guest_tools.transport.raw import Piece, RawRing
@@ -141,6 +141,11 @@ class TestBed:
             raise Failed(f"command {opcode:#06x} returned {answer.payload.hex()}, not an object ID")
         return answer.id
 
+    def refuses_each(self, opcode: int, status: int, rows: Mapping[str, bytes]) -> None:
+        """Each body must be refused with `status`."""
+        for what, body in rows.items():
+            self.refuses(what, opcode, body, status)
+
     def refuses(self, what: str, opcode: int, body: bytes, *statuses: int) -> None:
         """The command must be refused with one of `statuses`, in a bare header."""
         try:
@@ -156,8 +161,12 @@ class TestBed:
     def context(self) -> int:
         return self.made(f.CREATE_CONTEXT, bytes(8))
 
+    def allocation(self, context: int, size: int = 64, usage: int = f.PLAIN_USE, **odd: Any) -> bytes:
+        """ALLOCATE's body, in a domain that the device has; `odd` are fields as `frames.allocation` takes them."""
+        return f.allocation(context, size, usage, **{"domain": self.domain, **odd})
+
     def buffer(self, context: int, size: int = 64, usage: int = f.PLAIN_USE) -> int:
-        return self.made(f.ALLOCATE, f.allocation(context, size, usage, self.domain))
+        return self.made(f.ALLOCATE, self.allocation(context, size, usage))
 
     def world(self) -> World:
         context = self.context()
