@@ -23,7 +23,7 @@ from virtaccel.harness.conformance.tools import find_tools
 
 EXIT_UNSOUND = 1
 SECONDS = 120.0
-MOST_LINES = 40
+MOST_LINES = 40  # a screen
 
 
 def _names(given: Sequence[str], known: Sequence[str], what: str) -> frozenset[str]:

@@ -24,7 +24,8 @@ from virtaccel.harness.conformance.backend_test_bed import (
 )
 from virtaccel.harness.conformance.outcome import Case, Failed, NotShown, must
 
-NO_FORMAT: Final = 0x7E57_7E57
+NO_FORMAT: Final = 0x7E57_7E57  # nobody's
+# The contract leaves open which of the two a misfit is.
 MISFIT: Final = (Status.INVALID_ARGUMENT, Status.INCOMPATIBLE)
 COMPLETE: Final = Polled(EventState.COMPLETE, Status.OK)
 

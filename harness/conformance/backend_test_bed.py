@@ -36,7 +36,7 @@ from virtaccel.tosa_graph.flatbuffer import read
 from virtaccel.tosa_graph.graph import DType, Op
 from virtaccel.tosa_graph.write import GraphWriter
 
-PATIENCE: Final = 60.0
+PATIENCE: Final = 60.0  # seconds: compiling may take many on a busy machine
 PROMPT: Final = 0.5
 """Seconds within which a method that must not wait returns, on a machine that is busy with other things."""
 PLAIN_USE: Final = int(
@@ -47,6 +47,7 @@ DOMAINS: Final = (
     (Domain.HOST, Capability.HOST_VISIBLE_MEMORY),
     (Domain.DEVICE, Capability.DEVICE_LOCAL_MEMORY),
 )
+# Together enough work to be pending while a case looks at it.
 _SIDE: Final = 1024
 _PRODUCTS: Final = 40
 

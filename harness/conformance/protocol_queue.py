@@ -15,9 +15,9 @@ from virtaccel.harness.conformance.test_bed import ROOM, TestBed
 from virtaccel.harness.oracle import frames as p
 from virtaccel.harness.oracle.frames import frame, say, u64
 
-ROUNDS: Final = 500
-QUIET_SECONDS: Final = 0.05
-_NOWHERE: Final = 0xDEAD_0000_0000_0000
+ROUNDS: Final = 500  # a lost wake-up is a race of a few microseconds
+QUIET_SECONDS: Final = 0.05  # a device that goes on after a reset does so at once
+_NOWHERE: Final = 0xDEAD_0000_0000_0000  # beyond what any machine can address
 
 
 def _vq_001(bed: TestBed) -> None:

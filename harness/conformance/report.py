@@ -14,8 +14,8 @@ from virtaccel.harness.conformance.pool import Result
 
 COLUMNS = tuple(Outcome)
 _STYLES = {Outcome.PASSED: "green", Outcome.REFUSED: "yellow", Outcome.WRONG: "bold red", Outcome.CRASHED: "bold red"}
-_REASON_WIDTH = 300
-_SHORT_REASON = 60
+_REASON_WIDTH = 300  # a runtime's own words can be pages
+_SHORT_REASON = 60  # what is left of a terminal's width beside the counts
 
 
 class Tally(NamedTuple):

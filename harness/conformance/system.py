@@ -17,7 +17,7 @@ from virtaccel.harness.conformance.case import Case
 from virtaccel.harness.conformance.judge import Failure, Outputs, Refusal
 from virtaccel.tosa_graph.graph import packed_bytes
 
-POISON: Final = 0xA5
+POISON: Final = 0xA5  # no likely result in any of the element types
 
 
 class DeviceSystem:

@@ -30,8 +30,8 @@ from virtaccel.tosa_graph.graph import DType, packed_bytes
 
 DISTRIBUTION: Final = "tosa-tools"
 REFERENCE_SECONDS: Final = 300.0
-_WORTH_KEEPING_SECONDS: Final = 1.0
-_WORTH_KEEPING_BYTES: Final = 4 << 20
+_WORTH_KEEPING_SECONDS: Final = 1.0  # below, reading it back saves nothing worth a file
+_WORTH_KEEPING_BYTES: Final = 4 << 20  # larger ones would fill the user's cache
 _KEPT: Final = "reference"
 
 _BITS: Final = {DType.BF16: np.dtype("V2"), DType.FP8E4M3: np.dtype("V1"), DType.FP8E5M2: np.dtype(np.uint8)}

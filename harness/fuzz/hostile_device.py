@@ -33,10 +33,10 @@ from virtaccel.harness.oracle import frames as f
 from virtaccel.harness.oracle.frames import Answer, BadAnswer, Info
 
 RECORD: Final = 8
-LONGEST: Final = 40
-SIZE: Final = 8
-BASE: Final = 0x10_0000
-MAX_REQUEST: Final = 8192
+LONGEST: Final = 40  # records; longer inputs show no more, and shrink slowly
+SIZE: Final = 8  # fewer than the commands of one input, so that the ring is full now and then
+BASE: Final = 0x10_0000  # not 0, or an offset taken for an address would do
+MAX_REQUEST: Final = 8192  # more than a small slot has, so that pages are taken too
 MAX_RESPONSE: Final = 8192
 CONFIG: Final = Config(1, 0, 1, SIZE, MAX_REQUEST, MAX_RESPONSE)
 _CONFIG: Final = Struct("<HHHHII")

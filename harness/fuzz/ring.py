@@ -30,12 +30,12 @@ TABLE: Final = LOW
 AVAILABLE: Final = LOW + 0x800
 USED: Final = LOW + 0x1000
 DATA: Final = LOW + 0x2000
-TOP: Final = (1 << 64) - PAGE
+TOP: Final = (1 << 64) - PAGE  # the last page: ends of ranges there do not fit into 64 bits
 HEADER: Final = 6
 ENTRY: Final = 4
 MOVE: Final = 2
-SIZES: Final = (1, 2, 4, 8, 16)
-LIMITS: Final = (2, 3, 5, 8, 16, 256)
+SIZES: Final = (1, 2, 4, 8, 16)  # small rings are soon full, and wrap
+LIMITS: Final = (2, 3, 5, 8, 16, 256)  # below, at and above those sizes
 
 # What memory there is, as the model knows it: first address, bytes. The first two regions touch.
 MAPPED: Final = ((LOW, 4 * PAGE), (0x10000, PAGE), (TOP, PAGE))

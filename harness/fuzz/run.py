@@ -31,10 +31,10 @@ from virtaccel.harness.fuzz.reproducer import Reproducer
 from virtaccel.harness.fuzz.targets import TARGETS, make
 from virtaccel.processes.pool import START_SECONDS, Kind, Member, News, Pool
 
-HANG_SECONDS: Final = 30.0  # a hundred times the slowest input on a busy machine
+HANG_SECONDS: Final = 30.0  # far from the slowest input, on a busy machine too
 _LOOK_SECONDS: Final = 0.1  # for a line of progress that moves
 _SEED_STRIDE: Final = 1_000_003  # so that neighbouring seeds do not share the inputs of their later processes
-INPUT_BYTES: Final = 1 << 20  # sixteen times the longest input
+INPUT_BYTES: Final = 1 << 20  # more than the longest input
 MEMORY_BYTES: Final = 8 << 30  # libraries map much that they never touch; an input that eats memory ends here
 FRESH_INPUTS: Final = 64  # for libFuzzer to begin with
 _COUNTS: Final = Struct("=QQI")

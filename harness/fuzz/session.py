@@ -23,7 +23,7 @@ from virtaccel.harness.oracle.frames import BadAnswer
 from virtaccel.harness.oracle.programs import SAMPLES, Sample
 
 RECORD: Final = 6
-LONGEST: Final = 400
+LONGEST: Final = 400  # records: enough to fill every table and empty it again
 
 
 class SessionTarget(TargetBase):

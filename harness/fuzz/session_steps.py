@@ -35,7 +35,9 @@ from virtaccel.harness.oracle.programs import Sample
 from virtaccel.harness.oracle.verdicts import Outcomes, outcomes
 
 CAPACITY: Final = 96  # what every answer here fits into
+# The common size twice, then what lies around a page and around the largest buffer.
 SIZES: Final = (16, 16, 32, 1, 64, PAGE, PAGE + 1, 2 * PAGE, 2 * PAGE + 1)
+# Every use, with mutable state, and what may only be read or only written by a program.
 USAGES: Final = (15, 15, 31, 4 | 2, 8 | 1)
 RESIDENT: Final = (1, 64, 100, 250, 500)
 REFUSALS: Final = (Status.BUSY, Status.OUT_OF_MEMORY, Status.INTERNAL_ERROR, Status.RESOURCE_LIMIT, Status.DEVICE_LOST)

@@ -26,9 +26,9 @@ from virtaccel.tosa_graph.specialise import specialise
 from virtaccel.tosa_graph.validate import required, validate
 from virtaccel.tosa_graph.write import encode
 
-SECONDS: Final = 1.0
-MEMORY_KIB: Final = 100 << 10
-SEEDS: Final = 400
+SECONDS: Final = 1.0  # of the processor; reading and lowering a file this small is far from it
+MEMORY_KIB: Final = 100 << 10  # what grows beyond was not bounded by a file of a few kilobytes
+SEEDS: Final = 400  # every operator once, and most of its types
 UNKNOWN: Final = -1
 _WORD: Final = Struct("<I")
 

@@ -49,6 +49,21 @@ def _binary(random: Random) -> Plan:
     return Plan([shape, other], [shape], {}, {})
 
 
+def _fixed(operands: Sequence[Shape], results: Sequence[Shape], **attributes: Attribute) -> _Planner:
+    """The same shapes every time: what is drawn at random is their types and what is wrong with them."""
+    return lambda random: Plan(operands, results, {}, dict(attributes))
+
+
+def _like_first(*others: Shape | None) -> _Planner:
+    """More operands than one, each of a shape of its own or that of the first."""
+
+    def plan(random: Random) -> Plan:
+        shape = _dims(random)
+        return Plan([shape, *(shape if other is None else other for other in others)], [shape], {}, {})
+
+    return plan
+
+
 def _with(planner: _Planner, **attributes: Attribute) -> _Planner:
     def plan(random: Random) -> Plan:
         made = planner(random)
@@ -85,11 +100,6 @@ def _depthwise(random: Random) -> Plan:
     multiplier = random.choice((1, 2))
     shapes = [(1, 5, 5, 3), (2, 2, 3, multiplier), (3 * multiplier,), (1,), (1,)]
     return Plan(shapes, [(1, 4, 4, 3 * multiplier)], {}, attributes)
-
-
-def _conv3d(random: Random) -> Plan:
-    attributes: dict[str, Attribute] = {"pad": (0,) * 6, "stride": (1,) * 3, "dilation": (1,) * 3}
-    return Plan([(1, 3, 4, 5, 2), (3, 2, 2, 2, 2), (3,), (1,), (1,)], [(1, 2, 3, 4, 3)], {}, attributes)
 
 
 def _transpose_conv(random: Random) -> Plan:
@@ -161,14 +171,6 @@ def _reverse(random: Random) -> Plan:
     return Plan([shape], [shape], {}, {"axis": random.randrange(len(shape))})
 
 
-def _gather(random: Random) -> Plan:
-    return Plan([(2, 4, 3), (2, 5)], [(2, 5, 3)], {}, {})
-
-
-def _scatter(random: Random) -> Plan:
-    return Plan([(2, 4, 3), (2, 3), (2, 3, 3)], [(2, 4, 3)], {}, {})
-
-
 def _resize(random: Random) -> Plan:
     mode = random.choice((1, 2))
     return Plan(
@@ -183,46 +185,25 @@ def _rescale(random: Random) -> Plan:
     return Plan([shape, (count,), (count,), (1,), (1,)], [shape], {1: [1 << 30] * count, 2: [31] * count}, attributes)
 
 
-def _fft(results: int) -> _Planner:
-    def plan(random: Random) -> Plan:
-        shape = (1, 4, 8)
-        return Plan([shape] * 2, [shape] * results, {}, {})
-
-    return plan
-
-
-def _rfft(random: Random) -> Plan:
-    return Plan([(1, 4, 8)], [(1, 4, 5), (1, 4, 5)], {}, {})
-
-
-def _table(random: Random) -> Plan:
-    shape = _dims(random)
-    return Plan([shape, (0,)], [shape], {}, {})
-
-
-def _select(random: Random) -> Plan:
-    shape = _dims(random)
-    return Plan([shape, shape, shape], [shape], {}, {})
-
-
 def _mul(random: Random) -> Plan:
     made = _binary(random)
     return made._replace(operands=[*made.operands, (1,)])
 
 
-def _negate(random: Random) -> Plan:
-    shape = _dims(random)
-    return Plan([shape, (1,), (1,)], [shape], {}, {})
-
-
+_PLANE: Final = (1, 4, 8)  # rows and columns that are powers of two, as transforms need them
 _NAN: Final[dict[str, Any]] = {"nan_mode": 1}
 _PLANNERS: Final[dict[Op, _Planner]] = {
-    Op.ARGMAX: _argmax, Op.AVG_POOL2D: _pool(True), Op.CONV2D: _convolution, Op.CONV3D: _conv3d,
-    Op.DEPTHWISE_CONV2D: _depthwise, Op.FFT2D: _fft(2), Op.MATMUL: _matmul, Op.MAX_POOL2D: _with(_pool(False), **_NAN),
-    Op.RFFT2D: _rfft, Op.TRANSPOSE_CONV2D: _transpose_conv, Op.MUL: _mul, Op.TABLE: _table, Op.NEGATE: _negate,
-    Op.SELECT: _select, Op.CONCAT: _concat, Op.PAD: _pad, Op.RESHAPE: _reshape, Op.REVERSE: _reverse,
-    Op.SLICE: _slice, Op.TILE: _tile, Op.TRANSPOSE: _transpose, Op.GATHER: _gather, Op.SCATTER: _scatter,
-    Op.RESIZE: _resize, Op.RESCALE: _rescale, Op.MAXIMUM: _with(_binary, **_NAN), Op.MINIMUM: _with(_binary, **_NAN),
+    Op.ARGMAX: _argmax, Op.AVG_POOL2D: _pool(True), Op.CONV2D: _convolution, Op.DEPTHWISE_CONV2D: _depthwise,
+    Op.MATMUL: _matmul, Op.MAX_POOL2D: _with(_pool(False), **_NAN), Op.TRANSPOSE_CONV2D: _transpose_conv,
+    Op.CONV3D: _fixed([(1, 3, 4, 5, 2), (3, 2, 2, 2, 2), (3,), (1,), (1,)], [(1, 2, 3, 4, 3)],
+                      pad=(0,) * 6, stride=(1,) * 3, dilation=(1,) * 3),
+    Op.FFT2D: _fixed([_PLANE] * 2, [_PLANE] * 2), Op.RFFT2D: _fixed([_PLANE], [(1, 4, 5)] * 2),
+    Op.GATHER: _fixed([(2, 4, 3), (2, 5)], [(2, 5, 3)]),
+    Op.SCATTER: _fixed([(2, 4, 3), (2, 3), (2, 3, 3)], [(2, 4, 3)]),
+    Op.TABLE: _like_first((0,)), Op.NEGATE: _like_first((1,), (1,)), Op.SELECT: _like_first(None, None),
+    Op.MUL: _mul, Op.CONCAT: _concat, Op.PAD: _pad, Op.RESHAPE: _reshape, Op.REVERSE: _reverse, Op.SLICE: _slice,
+    Op.TILE: _tile, Op.TRANSPOSE: _transpose, Op.RESIZE: _resize, Op.RESCALE: _rescale,
+    Op.MAXIMUM: _with(_binary, **_NAN), Op.MINIMUM: _with(_binary, **_NAN),
     **dict.fromkeys((Op.REDUCE_ALL, Op.REDUCE_ANY, Op.REDUCE_PRODUCT, Op.REDUCE_SUM), _reduce),
     **{op: _with(_reduce, **_NAN) for op in (Op.REDUCE_MAX, Op.REDUCE_MIN)},
 }  # fmt: skip

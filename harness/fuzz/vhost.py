@@ -26,7 +26,7 @@ from virtaccel.harness.fuzz.target import Finding, TargetBase, quiet
 from virtaccel.harness.fuzz.vhost_stream import BLOCK, PAGE, PATIENCE, Front, Stream
 
 RECORD: Final = 8
-LONGEST: Final = 60
+LONGEST: Final = 60  # records; a sound negotiation alone is a dozen messages
 NAME: Final = "virtaccel-fuzz"
 
 

@@ -22,17 +22,22 @@ from virtaccel.harness.fuzz.target import Finding
 
 PAGE: Final = 4096
 BLOCK: Final = 4 * PAGE
+# Apart, so that a guest's address taken for a front end's finds no memory.
 GUEST: Final = 0x4000_0000
 USER: Final = 0x7F00_0000_0000
-RING: Final = 8
+RING: Final = 8  # small, so that indices come round within one input
 AVAILABLE, USED, REQUEST, RESPONSE = 0x200, 0x400, PAGE, 2 * PAGE
-PATIENCE: Final = 10.0
+PATIENCE: Final = 10.0  # seconds: somebody's back end may be on a busy machine
 _STATE: Final = Struct("=II")
 _ADDRESS: Final = Struct("=IIQQQQ")
 _REGION: Final = Struct("=QQQQ")
 _U64: Final = Struct("=Q")
+_CONFIG_RANGE: Final = Struct("=III")
 _COMMAND: Final = Struct("<HHIQ")
 _DESCRIPTOR: Final = Struct("<QIHH")
+
+
+SOUND_ADDRESSES: Final = _ADDRESS.pack(0, 0, USER, USER + USED, USER + AVAILABLE, 0)
 
 
 class Gone(Exception):
@@ -196,7 +201,7 @@ class Stream:
                 (0, 6, 1, 15, 16, 0xFFFFFFFF, 0)[given[1] % 7],
                 (16, 2, 3, 1, 4, 0, 17, 0xFFFFFFFF)[given[2] % 8],
             )
-            payload = Struct("=III").pack(offset, size, 0) + bytes(min(size, 16))
+            payload = _CONFIG_RANGE.pack(offset, size, 0) + bytes(min(size, 16))
         self.send(request, payload, flags=self._flags(given[3]), cut=given[4] % 20 if given[5] < 0x40 else 0)
 
     def _flags(self, choice: int) -> int:
@@ -208,22 +213,13 @@ class Stream:
         flags = self._flags(given[1])
         index = (0, 0, 0, 0, 0, 0, 1, 0xFF)[given[2] % 8]
         number = (0, 1, 8, 8, 256, 3, 32768, 65536, 0xFFFFFFFF, 1024, 0xFFFF)[given[3] % 11]
-        match given[0] % 6:
-            case 0:
-                self.send(rules.SET_VRING_NUM, _STATE.pack(index, number), flags=flags)
-            case 1:
-                self.send(rules.SET_VRING_BASE, _STATE.pack(index, number), flags=flags)
-            case 2:
-                self.send(rules.SET_VRING_ENABLE, _STATE.pack(index, given[3] % 3), flags=flags)
-            case 3:
-                self.send(rules.GET_VRING_BASE, _STATE.pack(index, 0), flags=flags)
-            case 4:
-                parts = [USER + (0, PAGE, 1, BLOCK - 64, BLOCK, 1 << 40, 0x210)[given[at] % 7] for at in (3, 4, 5)]
-                self.send(rules.SET_VRING_ADDR, _ADDRESS.pack(index, 0, *parts, 0), flags=flags)
-            case 5:
-                self.send(
-                    rules.SET_VRING_ADDR, _ADDRESS.pack(0, 0, USER, USER + USED, USER + AVAILABLE, 0), flags=flags
-                )
+        parts = [USER + (0, PAGE, 1, BLOCK - 64, BLOCK, 1 << 40, 0x210)[given[at] % 7] for at in (3, 4, 5)]
+        rows = (
+            (rules.SET_VRING_NUM, _STATE.pack(index, number)), (rules.SET_VRING_BASE, _STATE.pack(index, number)),
+            (rules.SET_VRING_ENABLE, _STATE.pack(index, given[3] % 3)), (rules.GET_VRING_BASE, _STATE.pack(index, 0)),
+            (rules.SET_VRING_ADDR, _ADDRESS.pack(index, 0, *parts, 0)), (rules.SET_VRING_ADDR, SOUND_ADDRESSES),
+        )  # fmt: skip
+        self.send(*rows[given[0] % 6], flags=flags)
 
     def descriptor(self, given: bytes) -> None:
         """Kick, call, error, or the back end's channel, with a descriptor of any sort."""
@@ -248,62 +244,32 @@ class Stream:
             guest, size, USER + (0, 0, PAGE, 1 << 40)[given[4] % 4], (0, 0, PAGE, 1, 1 << 63)[given[5] % 5]
         )
         good = _REGION.pack(GUEST, BLOCK, USER, 0)
-        match given[0] % 6:
-            case 0:
-                self.send(rules.SET_MEM_TABLE, _STATE.pack(1, 0) + region, [target.memory_fd], flags)
-            case 1:
-                fds = [target.memory_fd, target.odd[given[5] % len(target.odd)]]
-                self.send(rules.SET_MEM_TABLE, _STATE.pack(2, 0) + good + region, fds, flags)
-            case 2:
-                count = (0, 1, 2, 8, 65, 0xFFFFFFFF)[given[2] % 6]
-                self.send(
-                    rules.SET_MEM_TABLE,
-                    _STATE.pack(count, 0) + good * (given[3] % 3),
-                    [target.memory_fd] * (given[4] % 3),
-                    flags,
-                )
-            case 3:
-                self.send(rules.ADD_MEM_REG, bytes(8) + region, [target.odd[given[5] % len(target.odd)]], flags)
-            case 4:
-                self.send(rules.ADD_MEM_REG, bytes(8) + region, [target.memory_fd], flags)
-            case 5:
-                self.send(
-                    rules.REM_MEM_REG,
-                    bytes(8) + (good if given[2] & 1 else region),
-                    [target.odd[0]] * (given[4] & 1),
-                    flags,
-                )
+        memory, odd = target.memory_fd, target.odd[given[5] % len(target.odd)]
+        count, some = (0, 1, 2, 8, 65, 0xFFFFFFFF)[given[2] % 6], [memory] * (given[4] % 3)
+        one, two, several = (_STATE.pack(number, 0) for number in (1, 2, count))
+        rows: tuple[tuple[int, bytes, list[int]], ...] = (
+            (rules.SET_MEM_TABLE, one + region, [memory]), (rules.SET_MEM_TABLE, two + good + region, [memory, odd]),
+            (rules.SET_MEM_TABLE, several + good * (given[3] % 3), some),
+            (rules.ADD_MEM_REG, bytes(8) + region, [odd]), (rules.ADD_MEM_REG, bytes(8) + region, [memory]),
+            (rules.REM_MEM_REG, bytes(8) + (good if given[2] & 1 else region), [target.odd[0]] * (given[4] & 1)),
+        )  # fmt: skip
+        self.send(*rows[given[0] % 6], flags)
 
     def other(self, given: bytes) -> None:
         """Features, status, resets, and requests that this device does not serve."""
-        flags = self._flags(given[1])
-        match given[0] % 6:
-            case 0:
-                self.sound = False
-                bits = (
-                    rules.VIRTIO_F_VERSION_1 | rules.PROTOCOL_FEATURES_BIT,
-                    rules.VIRTIO_F_VERSION_1,
-                    1 << 28,
-                    (1 << 64) - 1,
-                )
-                self.send(rules.SET_FEATURES, _U64.pack(bits[given[2] % 4]), flags=flags)
-            case 1:
-                self.sound = False
-                bits = (0x1A20D, 8, 0, (1 << 64) - 1)
-                self.send(rules.SET_PROTOCOL_FEATURES, _U64.pack(bits[given[2] % 4]), flags=flags)
-            case 2:
-                self.sound = False
-                self.send(rules.SET_STATUS, _U64.pack((0, 1, 0xF, 0x40, 0x100, 1 << 63)[given[2] % 6]), flags=flags)
-            case 3:
-                self.sound = False
-                self.send((rules.RESET_DEVICE, rules.RESET_OWNER, rules.SET_OWNER)[given[2] % 3], flags=flags)
-            case 4:
-                self.send(rules.SET_CONFIG, Struct("=III").pack(0, 4, 0) + bytes(4), flags=flags)
-            case 5:
-                self.sound = False
-                self.send(
-                    (0, 6, 7, 19, 20, 22, 23, 26, 31, 33, 35, 41, 44, 255, 0xFFFFFFFF)[given[2] % 15], flags=flags
-                )
+        every, both = (1 << 64) - 1, rules.VIRTIO_F_VERSION_1 | rules.PROTOCOL_FEATURES_BIT
+        features = (both, rules.VIRTIO_F_VERSION_1, 1 << 28, every)[given[2] % 4]
+        unserved = (0, 6, 7, 19, 20, 22, 23, 26, 31, 33, 35, 41, 44, 255, 0xFFFFFFFF)[given[2] % 15]
+        rows: tuple[tuple[int, bytes], ...] = (
+            (rules.SET_FEATURES, _U64.pack(features)),
+            (rules.SET_PROTOCOL_FEATURES, _U64.pack((0x1A20D, 8, 0, every)[given[2] % 4])),
+            (rules.SET_STATUS, _U64.pack((0, 1, 0xF, 0x40, 0x100, 1 << 63)[given[2] % 6])),
+            ((rules.RESET_DEVICE, rules.RESET_OWNER, rules.SET_OWNER)[given[2] % 3], b""),
+            (rules.SET_CONFIG, _CONFIG_RANGE.pack(0, 4, 0) + bytes(4)), (unserved, b""),
+        )  # fmt: skip
+        # Configuration cannot be written, so that a session is as sound after it as before.
+        self.sound = self.sound and rows[given[0] % 6][0] == rules.SET_CONFIG
+        self.send(*rows[given[0] % 6], flags=self._flags(given[1]))
 
     def misshapen(self, given: bytes) -> None:
         """A payload of another length, or descriptors that do not belong there."""
@@ -376,7 +342,7 @@ class Stream:
         self._sound(rules.SET_MEM_TABLE, table, (target.memory_fd,))
         self._sound(rules.SET_VRING_NUM, _STATE.pack(0, RING))
         self._sound(rules.SET_VRING_BASE, _STATE.pack(0, 0))
-        self._sound(rules.SET_VRING_ADDR, _ADDRESS.pack(0, 0, USER, USER + USED, USER + AVAILABLE, 0))
+        self._sound(rules.SET_VRING_ADDR, SOUND_ADDRESSES)
         self._sound(rules.SET_VRING_CALL, _U64.pack(0), (target.call,))
         self._sound(rules.SET_VRING_ERR, _U64.pack(0), (target.error,))
         self._sound(rules.SET_VRING_KICK, _U64.pack(0), (target.kick,))
