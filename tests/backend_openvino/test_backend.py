@@ -31,6 +31,7 @@ from virtaccel.device.backend import (
     Loading,
     Polled,
     Released,
+    ReleaseRejected,
 )
 from virtaccel.device.wire import Access, EventState, Status
 from virtaccel.tosa_graph.flatbuffer import read
@@ -396,6 +397,7 @@ def test_a_deadline_is_kept_by_late_pollers_too(room: EngineRoom, backend: OpenV
     assert until(lambda: event.request is None or event.request.stopped())  # type: ignore[attr-defined]
     assert backend.poll_event(event) == Polled(EventState.FAILED, Status.DEADLINE_EXPIRED)
     generous = job.start(timeout_ns=3600 * 10**9)
+    assert backend.destroy_event(generous) == ReleaseRejected(Status.BUSY)
     assert room.finish(generous) == Polled(EventState.COMPLETE, Status.OK)
 
 

@@ -15,6 +15,7 @@ from virtaccel.device.backend import (
     BufferRequest,
     Loaded,
     Polled,
+    ReleaseRejected,
 )
 from virtaccel.device.reference import FORMAT, Operation, Program, Reference, Script, open_backend
 from virtaccel.device.wire import Access, EventState, Status
@@ -88,6 +89,7 @@ def test_programs_compute(
     outcome = backend.submit(queue, loaded(backend, context, program), bindings[::-1], 0)
     assert isinstance(outcome, Accepted)
     assert backend.poll_event(outcome.event) == Polled(EventState.PENDING, Status.OK)
+    assert backend.free_buffer(buffers[-1]) == ReleaseRejected(Status.BUSY)
     backend.complete()
     assert backend.poll_event(outcome.event) == Polled(EventState.COMPLETE, Status.OK)
     assert tuple(contents(backend, one, len(data)) for one, data in zip(buffers, after, strict=True)) == after
